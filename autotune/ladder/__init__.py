@@ -1,0 +1,1 @@
+"""What to try next: knobs, rungs, ladders and the walk. Pure: no I/O, no clock, no torch."""

@@ -1,0 +1,1 @@
+"""What do the bytes mean? Phases of a run and their peaks."""

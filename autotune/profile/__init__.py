@@ -1,0 +1,1 @@
+"""What did we learn? The profile: schema, canonical form, matching."""

@@ -1,0 +1,1 @@
+"""Where profiles are kept: one Protocol, and directories that implement it."""

@@ -1,0 +1,1 @@
+"""LoRA: injection, names, and the file every UI loads."""

@@ -1,0 +1,1 @@
+"""The config files people have, read into one typed TrainConfig. Imports no torch."""

@@ -1,0 +1,104 @@
+"""TrainConfig: everything a run may be told, under one canonical (kohya-style) name per setting.
+
+Owns names, types and defaults. Reading files, spellings and dialects live beside it; nothing here does I/O.
+Defaults follow kohya sd-scripts where it has the key, but for the few that are marked.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Size = tuple[int, int]
+
+
+class TrainConfig(BaseModel):
+    """One training run. Paths are as the user wrote them, made absolute against the config file's folder
+    when they are relative and exist there, else against the current folder."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # base model
+    pretrained_model_name_or_path: str
+    vae: str | None = None
+    clip_skip: int | None = None  # SD 1.x only: take the n-th last hidden state
+
+    # data
+    train_data_dir: str
+    metadata_path: str | None = None  # metadata.csv with filename,prompt
+    caption_extension: str = ".txt"  # kohya: ".caption"; the GUI and people mean .txt
+    resolution: tuple[Size, ...] = ((512, 512),)  # (width, height)
+    enable_bucket: bool = False
+    min_bucket_reso: int = 256
+    max_bucket_reso: int = 1024
+    bucket_reso_steps: int = 64
+    bucket_no_upscale: bool = False
+    flip_aug: bool = False
+    shuffle_caption: bool = False
+    keep_tokens: int = 0
+    caption_dropout_rate: float = 0.0
+    cache_latents: bool = True  # kohya: False; caching is what every guide turns on
+    cache_text_encoder_outputs: bool = False
+    vae_batch_size: int = 1
+
+    # recipe
+    train_batch_size: int = 1
+    gradient_accumulation_steps: int = 1
+    gradient_checkpointing: bool = False
+    mixed_precision: Literal["no", "fp16", "bf16"] = "no"
+    no_half_vae: bool = False
+    optimizer_type: Literal["AdamW", "AdamW8bit"] = "AdamW"
+    optimizer_betas: tuple[float, float] = (0.9, 0.999)
+    optimizer_eps: float = 1e-8
+    optimizer_weight_decay: float = 1e-2
+    learning_rate: float = 1e-4
+    unet_lr: float | None = None
+    text_encoder_lr: float | None = None
+    lr_scheduler: Literal[
+        "constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial"
+    ] = "constant"
+    lr_warmup_steps: float = 0  # steps, or a share of all steps when below 1
+    lr_scheduler_num_cycles: int = 1
+    lr_scheduler_power: float = 1.0
+    max_grad_norm: float = 1.0  # 0 turns clipping off
+    max_train_epochs: int | None = None
+    max_train_steps: int = 1600  # epochs win
+    seed: int = 42  # kohya: random
+    noise_offset: float = 0.0
+    min_snr_gamma: float | None = None
+    v_parameterization: bool = False
+
+    # network
+    network_dim: int = 4
+    network_alpha: float = 1.0
+    network_train_unet_only: bool = False
+    network_train_text_encoder_only: bool = False
+
+    # output
+    output_dir: str = "output"
+    output_name: str = "lora"
+    save_model_as: Literal["safetensors"] = "safetensors"
+    save_precision: Literal["float", "fp16", "bf16"] = "float"
+    save_every_n_epochs: int | None = None
+    save_every_n_steps: int | None = None
+    sample_every_n_epochs: int | None = None
+    sample_every_n_steps: int | None = None
+    sample_at_end: bool = True  # ours: one picture at the end tells more than a loss
+    sample_prompts: tuple[str, ...] = ()  # empty: the first caption
+    sample_steps: int = 20
+    logging_dir: str = "logs"
+    training_comment: str | None = None
+
+    @property
+    def effective_batch(self) -> int:
+        """Samples per optimizer step on one process."""
+        return self.train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def trains_text_encoder(self) -> bool:
+        """Whether the text encoders get LoRA layers and gradients."""
+        return not self.network_train_unet_only and self.text_encoder_lr != 0
+
+    @property
+    def trains_unet(self) -> bool:
+        """Whether the denoiser gets LoRA layers and gradients."""
+        return not self.network_train_text_encoder_only and self.unet_lr != 0

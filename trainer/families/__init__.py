@@ -1,0 +1,1 @@
+"""The model families: loading, text encoding, noise prediction and sampling per family."""
