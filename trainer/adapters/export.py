@@ -1,0 +1,73 @@
+"""The LoRA file: kohya's tensor names, true alpha, string metadata, written atomically.
+
+Owns the file's layout and its metadata; knows nothing of training. Values come from the adapter as it is;
+nothing that names a machine or a user's folder enters the metadata. The layout follows kohya sd-scripts and the
+modelspec 1.0.1 fields, which A1111, ComfyUI and diffusers all load.
+"""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from autotune.files import write_atomically
+from trainer.adapters.lora import Adapter
+
+_ARCHITECTURES = {"sd1": "stable-diffusion-v1/lora", "sdxl": "stable-diffusion-xl-v1-base/lora"}
+_IMPLEMENTATIONS = {"sd1": "diffusers", "sdxl": "https://github.com/Stability-AI/generative-models"}
+_BASE_VERSIONS = {"sd1": "sd_v1", "sdxl": "sdxl_base_v1-0"}
+
+
+def lora_tensors(adapter: Adapter, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The file's tensors on the host: per module down, up (in `dtype`) and the 0-dim alpha."""
+    tensors: dict[str, Tensor] = {}
+    for pair in adapter.pairs:
+        tensors[f"{pair.name}.lora_down.weight"] = _stored(pair.down, dtype)
+        tensors[f"{pair.name}.lora_up.weight"] = _stored(pair.up, dtype)
+        tensors[f"{pair.name}.alpha"] = torch.tensor(float(adapter.alpha), dtype=dtype)
+    return tensors
+
+
+def base_metadata(adapter: Adapter, family: str, title: str, v_prediction: bool = False) -> dict[str, str]:
+    """The metadata UIs read to tell the family, rank and alpha; all values are strings, as the format asks."""
+    return {
+        "ss_v2": "False",
+        "ss_base_model_version": _BASE_VERSIONS[family],
+        "ss_network_module": "networks.lora",
+        "ss_network_dim": str(adapter.rank),
+        "ss_network_alpha": str(float(adapter.alpha)),
+        "ss_network_args": "{}",
+        "ss_output_name": title,
+        "modelspec.sai_model_spec": "1.0.1",
+        "modelspec.architecture": _ARCHITECTURES[family],
+        "modelspec.implementation": _IMPLEMENTATIONS[family],
+        "modelspec.title": title,
+        "modelspec.date": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()),
+        "modelspec.prediction_type": "v" if v_prediction else "epsilon",
+    }
+
+
+def save_lora(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write the file to a temporary name beside `path`, flush it, and rename. Raises DiskError."""
+    content = save(dict(tensors), {**metadata, **_model_hashes(tensors, metadata)})
+    write_atomically(path, content)
+
+
+def _stored(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()
+
+
+def _model_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
+    # What A1111's additional networks looks files up by: over the tensors alone, and its older hash over
+    # 64 KiB from 1 MiB on; both with only the ss_* metadata in the header.
+    content = save(dict(tensors), {k: v for k, v in metadata.items() if k.startswith("ss_")})
+    header_bytes = int.from_bytes(content[:8], "little")
+    legacy = hashlib.sha256(content[0x100000 : 0x100000 + 0x10000]).hexdigest()[:8]
+    return {
+        "sshs_model_hash": hashlib.sha256(content[header_bytes + 8 :]).hexdigest(),
+        "sshs_legacy_hash": legacy,
+    }

@@ -1,0 +1,161 @@
+"""Where a step's latents and text embeddings come from: encoded once and kept on the host, or live each step.
+
+Owns the placement of the VAE and the text encoders: a cached source has its model on the device only while it
+encodes. Results never depend on how samples were batched, since each sample has its own randomness.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from autotune.device.session import DeviceSession
+from autotune.ladder.plan import Size
+from trainer.config.schema import TrainConfig
+from trainer.data.cache import LatentCache, LatentKey
+from trainer.data.images import load_pixels
+from trainer.data.samples import Sample
+from trainer.data.seeds import caption_for, sample_seed
+from trainer.families.load import Components
+from trainer.families.text import Conditioning, encode_prompts
+from trainer.families.vae import encode_latents, vae_identity
+from trainer.precision import Precision
+
+Progress = Callable[[int, int], None]
+BucketOf = Callable[[int], Size]
+
+
+@dataclass
+class LatentSource:
+    """Latents of samples at their buckets, (B, C, H/8, W/8) on the device."""
+
+    config: TrainConfig
+    components: Components
+    device: DeviceSession
+    bucket_of: BucketOf
+    cache: LatentCache
+    _identity: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._identity = vae_identity(self.components.vae)
+
+    def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
+        """Encode what the cache lacks with the VAE on the device, which it leaves afterwards."""
+        wanted = [(sample, flip) for sample in samples for flip in self._flips() if self._missing(sample, flip)]
+        if not wanted:
+            return
+        vae = self.device.place(self.components.vae)
+        try:
+            for done, (sample, flip) in enumerate(wanted, 1):
+                latents = self._encode([sample], [flip], step=-1)
+                with self.device.host():
+                    self.cache.put(self._key(sample, flip), self.device.evict(latents)[0])
+                progress(done, len(wanted))
+        finally:
+            self.device.evict(vae)
+
+    def latents(self, samples: Sequence[Sample], step: int) -> Tensor:
+        """The samples' latents for this step, from the cache when it is on."""
+        flips = [self._flip(sample, step) for sample in samples]
+        if not self.config.cache_latents:
+            return self._encode(samples, flips, step)
+        with self.device.host():
+            stacked = torch.stack(
+                [self.cache.get(self._key(s, f)) for s, f in zip(samples, flips, strict=True)]
+            )
+        return self.device.place(stacked)
+
+    def _missing(self, sample: Sample, flip: bool) -> bool:
+        return self._key(sample, flip) not in self.cache
+
+    def _key(self, sample: Sample, flip: bool) -> LatentKey:
+        return self.cache.key(sample, self.bucket_of(sample.index), flip, self._identity)
+
+    def _flips(self) -> tuple[bool, ...]:
+        return (False, True) if self.config.flip_aug else (False,)
+
+    def _flip(self, sample: Sample, step: int) -> bool:
+        return self.config.flip_aug and sample_seed(self.config.seed, step, sample.index, "flip") % 2 == 1
+
+    @torch.no_grad()
+    def _encode(self, samples: Sequence[Sample], flips: Sequence[bool], step: int) -> Tensor:
+        with self.device.host():
+            pixels = torch.stack(
+                [load_pixels(s, self.bucket_of(s.index), f) for s, f in zip(samples, flips, strict=True)]
+            )
+            generators = [_generator(self.config, step, sample, "posterior") for sample in samples]
+        return encode_latents(self.components.vae, self.device.place(pixels), generators)
+
+
+@dataclass
+class TextSource:
+    """Text conditioning of samples on the device: hidden (B, 77, D) and, for SDXL, pooled (B, P)."""
+
+    config: TrainConfig
+    components: Components
+    device: DeviceSession
+    precision: Precision
+    _kept: dict[str, Conditioning] = field(default_factory=dict)
+
+    @property
+    def cached(self) -> bool:
+        """Whether embeddings are computed once: asked for, and no text encoder trains."""
+        return self.config.cache_text_encoder_outputs and not self.config.trains_text_encoder
+
+    def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
+        """Encode every distinct caption with the text encoders on the device, which they leave afterwards."""
+        captions = sorted({self._caption(sample, -1) for sample in samples} - self._kept.keys())
+        if not captions:
+            return
+        encoders = [self.device.place(encoder) for encoder in self.components.text_encoders]
+        try:
+            for done, caption in enumerate(captions, 1):
+                with torch.no_grad():
+                    encoded = self._encode([caption])
+                with self.device.host():
+                    self._kept[caption] = encoded.map(self.device.evict)
+                progress(done, len(captions))
+        finally:
+            for encoder in encoders:
+                self.device.evict(encoder)
+
+    def conditioning(self, samples: Sequence[Sample], step: int) -> Conditioning:
+        """The samples' conditioning; with gradients when the text encoders train."""
+        captions = [self._caption(sample, step) for sample in samples]
+        if self.cached:
+            with self.device.host():
+                stacked = Conditioning.stack([self._kept[caption] for caption in captions])
+            return stacked.map(self.device.place)
+        with nullcontext() if self.config.trains_text_encoder else torch.no_grad():
+            return self._encode(captions)
+
+    def _caption(self, sample: Sample, step: int) -> str:
+        return caption_for(sample, self.config, sample_seed(self.config.seed, step, sample.index, "caption"))
+
+    def _encode(self, captions: list[str]) -> Conditioning:
+        with self.precision.autocast(self.device.torch_device):
+            return encode_prompts(self.components, captions, self.config.clip_skip)
+
+
+def noise_for(config: TrainConfig, samples: Sequence[Sample], step: int, like: Tensor) -> Tensor:
+    """Standard normal noise (B, C, h, w) in float32 on the host, from (seed, step, sample) alone."""
+    shape = like.shape[1:]
+    noises = []
+    for sample in samples:
+        generator = _generator(config, step, sample, "noise")
+        noise = torch.randn(shape, generator=generator)
+        if config.noise_offset:
+            noise = noise + config.noise_offset * torch.randn(shape[0], 1, 1, generator=generator)
+        noises.append(noise)
+    return torch.stack(noises)
+
+
+def timesteps_for(config: TrainConfig, samples: Sequence[Sample], step: int, count: int) -> Tensor:
+    """One timestep in [0, count) per sample, int64 on the host, from (seed, step, sample) alone."""
+    return torch.tensor([sample_seed(config.seed, step, s.index, "timestep") % count for s in samples])
+
+
+def _generator(config: TrainConfig, step: int, sample: Sample, purpose: str) -> torch.Generator:
+    return torch.Generator().manual_seed(sample_seed(config.seed, step, sample.index, purpose))
