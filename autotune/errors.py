@@ -9,7 +9,8 @@ AutotuneError
 ├── OutOfDeviceMemory    8  training as written ran out of device memory (no --fit-vram)
 ├── WorkerError          9  a worker process died, hung or spoke nonsense
 ├── ProfileError        10  a profile is broken, of another schema, or can't be stored
-└── DiskError           11  the disk is full or a path can't be written
+├── DiskError           11  the disk is full or a path can't be written
+└── TrainingError       12  training itself failed, for another reason than memory
 """
 
 
@@ -77,3 +78,9 @@ class DiskError(AutotuneError):
     """A file can't be written: no room, no permission, or a read-only place."""
 
     exit_code = 11
+
+
+class TrainingError(AutotuneError):
+    """Training failed for another reason than memory: the loss is not a number, say."""
+
+    exit_code = 12

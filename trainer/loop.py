@@ -1,0 +1,192 @@
+"""The full run, from the first cached latent to the last picture. Owns the order of things in a run.
+
+Saving always precedes sampling, and a sampling failure never costs a trained step.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autotune.device.session import DeviceSession
+from autotune.errors import TrainingError
+from autotune.ladder.plan import Plan, Size
+from autotune.trial.workload import Report
+from trainer.adapters.lora import largest_change
+from trainer.config.schema import TrainConfig
+from trainer.data.batches import logical_batches
+from trainer.data.samples import Sample
+from trainer.session import Setup, TrainingSession
+
+LogicalBatch = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands: optimizer steps done before this one, and the epoch (from 1) it is in."""
+
+    step: int
+    epoch: int
+    ends_epoch: bool
+
+
+def train(
+    setup: Setup, plan: Plan, device: DeviceSession, buckets: "Buckets", report: Report
+) -> Mapping[str, Any]:
+    """Run `plan` to the end and return the summary (files, steps, modules, largest_change, last_loss)."""
+    config, samples = setup.config, setup.dataset.samples
+    stem = free_stem(Path(config.output_dir), config.output_name)
+    if stem != config.output_name:
+        report(_note(f"{config.output_name}.safetensors exists: this run writes {stem}.safetensors"))
+    by_index = {sample.index: sample for sample in samples}
+    files: list[str] = []
+    with device.scope():
+        session = TrainingSession(setup, plan, device, buckets.of_plan)
+        try:
+            _fill_caches(session, samples, report)
+            session.load()
+            loss = math.nan
+            for position, batch in schedule_of(config, samples, buckets.of_recipe, setup.total_steps):
+                result = session.step([by_index[index] for index in batch], position.step)
+                loss = _checked(result.loss, position.step, config)
+                report(_step_event(position, setup.total_steps, result.__dict__))
+                files += _interim_outputs(session, position, stem, setup, report)
+            files += _final_outputs(session, stem, setup, report)
+            return {
+                "files": files,
+                "steps": setup.total_steps,
+                "modules": len(session.parts.adapter.pairs),
+                "largest_change": largest_change(session.parts.adapter),
+                "last_loss": loss,
+                "statistics": device.statistics(),
+            }
+        finally:
+            session.close()
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Each sample's size in pixels, at the recipe's resolution (fixes the batches) and at the plan's."""
+
+    of_recipe: dict[int, Size]
+    of_plan: dict[int, Size]
+
+
+def total_steps(config: TrainConfig, sample_count: int) -> int:
+    """Optimizer steps of a run: epochs win over max_train_steps, as in kohya."""
+    if config.max_train_epochs:
+        return config.max_train_epochs * steps_per_epoch(config, sample_count)
+    return config.max_train_steps
+
+
+def steps_per_epoch(config: TrainConfig, sample_count: int) -> int:
+    """Logical batches in one pass over the samples (repeats counted)."""
+    return -(-sample_count // config.effective_batch)
+
+
+def schedule_of(
+    config: TrainConfig, samples: tuple[Sample, ...], buckets: dict[int, Size], steps: int
+) -> Iterator[tuple[Position, LogicalBatch]]:
+    """Every logical batch of the run in order, until `steps` are reached."""
+    sizes = [buckets[sample.index] for sample in samples]
+    step, epoch = 0, 0
+    while step < steps:
+        epoch += 1
+        batches = logical_batches(samples, sizes, config.effective_batch, config.seed, epoch)
+        for number, batch in enumerate(batches, 1):
+            if step == steps:
+                return
+            yield Position(step, epoch, number == len(batches)), batch
+            step += 1
+
+
+def free_stem(folder: Path, name: str) -> str:
+    """`name`, or `name-2`, `name-3`, ... so that no file of an earlier run is written over."""
+    number, stem = 1, name
+    while any(folder.glob(f"{stem}.safetensors")) or any(folder.glob(f"{stem}-[es]*.safetensors")):
+        number += 1
+        stem = f"{name}-{number}"
+    return stem
+
+
+def _fill_caches(session: TrainingSession, samples: tuple[Sample, ...], report: Report) -> None:
+    if session.parts.config.cache_latents:
+        session.cache_latents(samples, lambda d, t: report(_phase("cache_latents", d, t)))
+    if session.parts.text.cached:
+        session.cache_text(samples, lambda d, t: report(_phase("cache_text", d, t)))
+
+
+def _checked(loss: float, step: int, config: TrainConfig) -> float:
+    if math.isfinite(loss) or config.mixed_precision == "fp16":  # the scaler skips fp16's overflows
+        return loss
+    raise TrainingError(
+        f"the loss is {loss} at step {step + 1} (learning_rate {config.learning_rate}, "
+        f"mixed_precision {config.mixed_precision}).",
+        "Lower learning_rate, and check the base model and VAE for NaN weights.",
+    )
+
+
+def _interim_outputs(
+    session: TrainingSession, position: Position, stem: str, setup: Setup, report: Report
+) -> list[str]:
+    config, done = setup.config, position.step + 1
+    if done == setup.total_steps:
+        return []
+    suffix = f"-{position.epoch:06d}" if position.ends_epoch else f"-step{done:08d}"
+    saves = _due(position, config.save_every_n_epochs, config.save_every_n_steps)
+    samples = _due(position, config.sample_every_n_epochs, config.sample_every_n_steps)
+    files = [_save(session, stem + suffix, done, position.epoch, report)] if saves else []
+    return files + (_sample(session, stem + suffix, report) if samples else [])
+
+
+def _final_outputs(session: TrainingSession, stem: str, setup: Setup, report: Report) -> list[str]:
+    config = setup.config
+    epochs = config.max_train_epochs or 0
+    files = [_save(session, stem, setup.total_steps, epochs, report)]
+    return files + (_sample(session, stem, report) if config.sample_at_end else [])
+
+
+def _due(position: Position, epochs: int | None, steps: int | None) -> bool:
+    by_epoch = bool(epochs) and position.ends_epoch and position.epoch % (epochs or 1) == 0
+    by_step = bool(steps) and (position.step + 1) % (steps or 1) == 0
+    return by_epoch or by_step
+
+
+def _save(session: TrainingSession, stem: str, steps: int, epoch: int, report: Report) -> str:
+    path = Path(session.parts.config.output_dir) / f"{stem}.safetensors"
+    session.save(path, steps, epoch)
+    report({"event": "file", "kind": "lora", "path": str(path)})
+    return str(path)
+
+
+def _sample(session: TrainingSession, stem: str, report: Report) -> list[str]:
+    config = session.parts.config
+    prompts = config.sample_prompts or (session.setup.dataset.samples[0].caption,)
+    files = []
+    for number, prompt in enumerate(prompts):
+        path = Path(config.output_dir) / "sample" / f"{stem}_{number:02d}.png"
+        try:
+            session.sample(path, prompt, config.sample_steps)
+        except torch.OutOfMemoryError as error:
+            report(
+                _note(f"picture {path.name} skipped, training is not touched: {str(error).splitlines()[0]}")
+            )
+            continue
+        report({"event": "file", "kind": "picture", "path": str(path)})
+        files.append(str(path))
+    return files
+
+
+def _step_event(position: Position, steps: int, result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"event": "step", "step": position.step + 1, "steps": steps, "epoch": position.epoch, **result}
+
+
+def _phase(name: str, done: int, total: int) -> dict[str, Any]:
+    return {"event": "phase", "name": name, "done": done, "total": total}
+
+
+def _note(text: str) -> dict[str, Any]:
+    return {"event": "note", "text": text}
