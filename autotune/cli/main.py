@@ -1,0 +1,135 @@
+"""The `autotune` command: options in, one call, output. Nothing heavy is imported until a command runs."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import autotune
+from autotune.errors import AutotuneError, ConfigError
+
+app = typer.Typer(
+    help="Fit diffusion LoRA training into the GPU memory you have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Configs = Annotated[
+    list[Path] | None,
+    typer.Option("--config", "-c", help="Config file; give several to merge them, the later one wins."),
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="key=value that wins over the files; may be repeated.")
+]
+Device = Annotated[
+    str, typer.Option(help="auto, cuda, cuda:N or virtual:SIZE (the CPU with counted memory).")
+]
+LadderName = Annotated[str, typer.Option("--ladder", help="classic, lossless-first, or a TOML file of rungs.")]
+VramLimit = Annotated[str | None, typer.Option(help="Use at most this much device memory, such as 8GiB.")]
+Profiles = Annotated[
+    Path | None, typer.Option(help="Folder of profiles (default: the user's data folder).")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+) -> None:
+    """Fit diffusion LoRA training into the GPU memory you have."""
+    if version:
+        typer.echo(f"autotune {autotune.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def probe(
+    config: Configs = None,
+    overrides: Overrides = None,
+    device: Device = "auto",
+    all_cards: Annotated[bool, typer.Option("--all", help="Probe every card of this machine.")] = False,
+    ladder: LadderName = "classic",
+    vram_limit: VramLimit = None,
+    workload: Annotated[
+        str | None, typer.Option(help="module:factory of a Workload of your own, instead of LoRA training.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write the config with the chosen values here, in its own dialect.")
+    ] = None,
+    profiles: Profiles = None,
+    capture: Annotated[
+        Path | None, typer.Option(help="Record what the driver says, masked, into this file, and end.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the card and, given a config, find the plan that fits by short real trials.
+
+    Every trial is one row with one change; the first plan that fits is then given the largest batch that
+    still fits. The result is kept as a profile, which `autotune train --fit-vram` uses.
+    """
+    from autotune.cli import probe as command
+
+    options = command.ProbeOptions(
+        config or [], overrides or [], device, all_cards, ladder, vram_limit, workload, write, profiles,
+        capture, as_json,
+    )  # fmt: skip
+    _run(lambda: command.run(options), debug)
+
+
+@app.command()
+def train(
+    config: Configs = None,
+    overrides: Overrides = None,
+    fit_vram: Annotated[
+        bool, typer.Option("--fit-vram", help="Fit the config to the card first: by profile, else by probing.")
+    ] = False,
+    device: Device = "auto",
+    ladder: LadderName = "classic",
+    vram_limit: VramLimit = None,
+    profiles: Profiles = None,
+    debug: Debug = False,
+) -> None:
+    """Train a LoRA from your config, as written or, with --fit-vram, as far as it must change to fit."""
+    from autotune.cli import train as command
+
+    options = command.TrainOptions(
+        config or [], overrides or [], fit_vram, device, ladder, vram_limit, profiles
+    )
+    _run(lambda: command.run(options), debug)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    _run(_check_trainer_is_ours, debug=False)
+    app()
+
+
+def _run(command: Callable[[], None], debug: bool) -> None:
+    try:
+        command()
+    except AutotuneError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"autotune: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("autotune: stopped by the user.", file=sys.stderr)
+        sys.exit(130)
+
+
+def _check_trainer_is_ours() -> None:
+    # `trainer` is also the import name of a package on PyPI; whichever comes first on the path wins.
+    spec = find_spec("trainer")
+    home = Path(autotune.__file__).resolve().parent.parent
+    found = Path(spec.origin).resolve() if spec and spec.origin else None
+    if found is None or found.parent.parent != home:
+        raise ConfigError(
+            f"another package called trainer shadows autotune's own: {found or 'none found'}.",
+            "Uninstall it (pip uninstall trainer coqui-tts-trainer) or run autotune in an environment of its own.",
+        )
