@@ -1,4 +1,4 @@
-"""Plans and recipes: the concrete values of every knob. Owns their meaning and JSON form, never how to choose.
+"""Plans and recipes: the concrete values of every knob. Owns their meaning and JSON form, not how to choose.
 
 A plan holds a value for each knob the workload has. The knobs we know are `batch_size` (samples per device in
 one microbatch), `resolution` (one or more (width, height) in pixels), `gradient_checkpointing` and
@@ -18,9 +18,12 @@ GRADIENT_CHECKPOINTING = "gradient_checkpointing"
 NETWORK_DIM = "network_dim"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan(Mapping[str, KnobValue]):
-    """An immutable mapping from knob name to value, in the order the workload lists its knobs."""
+    """An immutable mapping from knob name to value, in the order the workload lists its knobs.
+
+    Plans with equal values are equal in any order: canonical JSON sorts the keys.
+    """
 
     items_: tuple[tuple[str, KnobValue], ...]
 
@@ -66,6 +69,9 @@ class Plan(Mapping[str, KnobValue]):
     def network_dim(self) -> int:
         """The LoRA rank."""
         return cast("int", self[NETWORK_DIM])
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.items_))
 
     def __getitem__(self, knob: str) -> KnobValue:
         for name, value in self.items_:
