@@ -4,8 +4,14 @@ Owns nothing; knows nothing of GPUs, plans or profiles. Imports everywhere: what
 inside the function that needs it.
 """
 
+import contextlib
+import ctypes
 import errno
+import faulthandler
 import os
+import re
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +19,7 @@ from pathlib import Path
 
 from autotune.errors import DiskError
 
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOCK_POLL_SECONDS = 0.02
 _NOT_SUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL}
 
@@ -57,6 +64,97 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def die_with_parent(parent_pid: int) -> bool:
+    """Have the kernel end this process when its parent is gone; whether that could be arranged (Linux only).
+
+    The end comes as SIGALRM one second after the parent's, to leave a live interpreter the time to take its own
+    children along: the parent-death signal is SIGHUP, number 1, and its handler is libc's `alarm`, whose argument
+    is then 1. It works while the interpreter is stuck in C. The kernel means the parent's *thread*: only ask for
+    it when the parent started this process from its main thread.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(signal.SIGHUP, ctypes.cast(libc.alarm, ctypes.c_void_p))
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP), 0, 0, 0) != 0:
+        return False
+    if os.getppid() != parent_pid:  # it went before we asked
+        os._exit(1)
+    return True
+
+
+def kill_group(leader_pid: int) -> None:
+    """Kill the process group that `leader_pid` leads, itself included. Quiet if it is gone already, and where
+    there are no process groups."""
+    if os.name != "posix":
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader_pid, signal.SIGKILL)
+
+
+def leads_its_group() -> bool:
+    """Whether this process is the leader of its process group, so that killing the group hits only its own."""
+    return os.name == "posix" and os.getpgrp() == os.getpid()
+
+
+def has_exited(child_pid: int) -> bool:
+    """Whether our child is dead. It is not reaped, so its number (and its group's) can't be reused meanwhile.
+    Always False where that can't be asked without reaping: then wait for the end of its pipe.
+    """
+    if os.name != "posix":
+        return False
+    try:
+        return os.waitid(os.P_PID, child_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def count_oom_kills(pid: int | str = "self", root: Path = Path("/")) -> int | None:
+    """How many processes the host's OOM killer has ended in the cgroup of `pid`, or None if nobody tells.
+
+    Reads `oom_kill` of cgroup v2's `memory.events` (kernel documentation, admin-guide/cgroup-v2), or of v1's
+    `memory.oom_control`.
+    """
+    try:
+        lines = (root / f"proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for file in _oom_files(lines, root / "sys/fs/cgroup"):
+        with contextlib.suppress(OSError):
+            counted = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+            if counted:
+                return int(counted.group(1))
+    return None
+
+
+def dump_stacks_when_asked() -> bool:
+    """Have this process write its threads' stacks to stderr on SIGUSR1, also while it is stuck in C; whether it
+    will."""
+    if os.name != "posix":
+        return False
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    return True
+
+
+def ask_for_stacks(pid: int) -> None:
+    """Ask a process that called `dump_stacks_when_asked` to do it. Quiet if it is gone."""
+    if os.name != "posix":
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGUSR1)
+
+
+def read_available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Host memory that can be used without swapping (`MemAvailable`), or None where it is not told."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found.group(1)) * 1024 if found else None
+
+
 def _wait_for_lock(descriptor: int, path: Path, timeout_seconds: float) -> bool:
     deadline = time.monotonic() + timeout_seconds
     while True:
@@ -86,3 +184,13 @@ def _try_lock(descriptor: int) -> bool:
             raise
         return False
     return True
+
+
+def _oom_files(cgroup_lines: list[str], mount: Path) -> Iterator[Path]:
+    for line in cgroup_lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield mount / path.lstrip("/") / "memory.events"
+            yield mount / "memory.events"
+        elif "memory" in controllers.split(","):
+            yield mount / "memory" / path.lstrip("/") / "memory.oom_control"
