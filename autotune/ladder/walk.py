@@ -129,13 +129,16 @@ class Walk:
         return next((visit for visit in self.visits if visit.fits), None)
 
     def _visits_after(self, plan: Plan, fits: bool) -> tuple[Visit, ...]:
-        """The visits that still stand once a trial of `plan` has been recorded."""
+        """The visits that stand once a trial of `plan` has been recorded."""
         for place, visit in enumerate(self.visits):
             if visit.step.plan == plan:
                 before, after = self.visits[:place], self.visits[place + 1 :]
                 return (
                     (*before, replace(visit, source=Source.TRIAL), *after) if visit.fits == fits else before
                 )
+        awaited = self.next()
+        if awaited and awaited.plan == plan:
+            return (*self.visits, Visit(awaited, fits, Source.TRIAL))
         return self.visits
 
     def _next_climb(self, base: Plan) -> Step | None:
