@@ -1,4 +1,4 @@
-"""The outcome of a trial: one word, its evidence, its peaks. Owns the record, never the decision what is next."""
+"""The outcome of a trial: one word, its evidence, its peaks. Owns the record, never what to try next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

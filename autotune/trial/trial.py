@@ -188,8 +188,8 @@ def settle(device: DeviceSession, baseline_bytes: int) -> State:
 _PARTS_OF_A_STEP = (
     ("torch/autograd/", "backward", "backward"),
     ("torch/nn/utils/clip_grad", "", "clipping"),
-    ("torch/optim/", "step", "optimizer"),
-    ("bitsandbytes/optim/", "step", "optimizer"),
+    ("torch/optim/", "", "optimizer"),
+    ("bitsandbytes/optim/", "", "optimizer"),
 )
 
 

@@ -26,6 +26,7 @@ from autotune.trial import oom
 from autotune.trial.protocol import Failure, Op, Ready, Say, decode, encode
 from autotune.trial.trial import Bench, run_trial, settle
 from autotune.trial.workload import Job, Trainable, Workload, load_factory
+from autotune.units import parse_size
 
 HEARTBEAT_S = 1.0
 EXIT_PARENT_GONE = 17
@@ -147,13 +148,15 @@ class Server:
         with _collected_warnings() as noticed:
             workload, job = self._make_workload(request)
             self._progress({"phase": "device"})
-            device = open_session(DeviceSpec.parse(request["device"]))
+            spec = DeviceSpec.parse(request["device"])
+            device = open_session(spec)
             if request.get("budget_bytes") is not None:
                 device.limit(request["budget_bytes"])
             baseline = settle(device, 0).leftover_bytes
         self._workload = workload
         self._bench = Bench(device, baseline, self._progress, request.get("budget_bytes"))
-        return Say.READY, Ready(job, device_facts(device), versions(), tuple(noticed)).to_json()
+        facts = device_facts(device, spec)
+        return Say.READY, Ready(job, facts, versions(), tuple(noticed)).to_json()
 
     def _make_workload(self, request: Mapping[str, Any]) -> tuple[Workload, Job]:
         self._progress({"phase": "import"})
@@ -192,6 +195,8 @@ class Server:
     def _opened(self) -> tuple[Workload, Bench]:
         if self._workload is None or self._bench is None:
             raise WorkerError("no workload is open in this worker.", "Send `open` first.")
+        if self._bench.budget_bytes is not None:  # what the context takes may have grown: cap anew
+            self._bench.device.limit(self._bench.budget_bytes)
         return self._workload, self._bench
 
     def _progress(self, event: Mapping[str, Any]) -> None:
@@ -209,7 +214,7 @@ def describe_failure(error: BaseException) -> Failure:
     return Failure.of_kind(oom.recognise(error), oom.root_cause(error), trace)
 
 
-def device_facts(device: DeviceSession) -> dict[str, Any]:
+def device_facts(device: DeviceSession, spec: DeviceSpec) -> dict[str, Any]:
     """What the process that holds the device knows of it; what only the driver knows is the controller's part."""
     import torch
 
@@ -219,6 +224,8 @@ def device_facts(device: DeviceSession) -> dict[str, Any]:
         "torch_device": str(device.torch_device),
         "cuda_build": torch.version.cuda,
     }
+    if spec.kind == "virtual":
+        facts["total_bytes"] = parse_size(spec.argument)
     if device.torch_device.type == "cuda":
         properties = torch.cuda.get_device_properties(device.torch_device)
         facts["compute_capability"] = f"{properties.major}.{properties.minor}"
