@@ -35,6 +35,7 @@ _TRUNCATED = (
     "broken data stream",
     "broken png",
     "buffer is not large",
+    "could not create decoder",  # libwebp's only word for a file that ends early
 )
 
 

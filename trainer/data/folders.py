@@ -13,6 +13,19 @@ from autotune.errors import DataError
 
 IMAGE_EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")  # kohya's, in any case
 
+_OTHER_PICTURES = {
+    ".gif",
+    ".heic",
+    ".heif",
+    ".avif",
+    ".jxl",
+    ".jfif",
+    ".tif",
+    ".tiff",
+    ".psd",
+    ".dng",
+    ".svg",
+}
 _KOHYA_NAME = re.compile(r"([0-9]+)_(.*)", re.DOTALL)
 _JUNK_FOLDERS = {"__MACOSX"}
 _NAMES_SHOWN = 5
@@ -40,7 +53,9 @@ def find_concepts(root: Path) -> tuple[tuple[Concept, ...], tuple[str, ...]]:
     named = tuple(concept for concept in children if concept.images and concept.repeats)
     here = concept_of(root)
     if named:
-        return named, _ignored_notes(children, named) + _loose_note(here)
+        nested = [concept_of(folder) for concept in named for folder in list_folders(concept.folder)]
+        notes = _ignored_notes(children, named) + _nested_note(nested) + _loose_note(here)
+        return named, notes + _unused_note(named)
     if here.images:
         return _flat(here, children)
     raise DataError(f"no training images in {root}: {_describe(root, children)}.", _way_out(root, children))
@@ -93,7 +108,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _flat(here: Concept, children: Sequence[Concept]) -> tuple[tuple[Concept, ...], tuple[str, ...]]:
-    ignored = _ignored_notes(children, ())
+    ignored = _ignored_notes(children, ()) + _unused_note((here,))
     if here.repeats:
         note = f"{here.folder} is itself an N_concept folder: its {here.repeats} repeats are used."
         return (here,), (note, *ignored)
@@ -104,6 +119,19 @@ def _flat(here: Concept, children: Sequence[Concept]) -> tuple[tuple[Concept, ..
 def _ignored_notes(children: Iterable[Concept], used: Sequence[Concept]) -> tuple[str, ...]:
     reasons = [f"{child.folder.name} ({_why_ignored(child)})" for child in children if child not in used]
     return (f"ignored folders: {', '.join(reasons)}.",) if reasons else ()
+
+
+def _nested_note(nested: Iterable[Concept]) -> tuple[str, ...]:
+    deep = [f"{child.folder.parent.name}/{child.folder.name}" for child in nested if child.images]
+    return (f"images in folders inside concept folders are ignored: {_shorten(deep)}.",) if deep else ()
+
+
+def _unused_note(concepts: Iterable[Concept]) -> tuple[str, ...]:
+    """Pictures of kinds that are not read, which else would be missed by nobody."""
+    endings = (file.suffix.lower() for concept in concepts for file in list_files(concept.folder))
+    counts = Counter(ending for ending in endings if ending in _OTHER_PICTURES)
+    kinds = ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))
+    return (f"pictures of these kinds are not used: {kinds}. Convert them to PNG or JPEG.",) if kinds else ()
 
 
 def _why_ignored(child: Concept) -> str:

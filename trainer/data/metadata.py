@@ -5,6 +5,7 @@ anything else is a DataError with the line and the fix. Must never guess which w
 """
 
 import csv
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,12 +103,12 @@ def _delimiter_of(text: str) -> str:
 
 
 def _records(path: Path, text: str, delimiter: str) -> Iterator[_Record]:
-    reader = csv.reader(text.split("\n"), delimiter=delimiter, skipinitialspace=True, strict=True)
+    reader = csv.reader(io.StringIO(text), delimiter=delimiter, skipinitialspace=True, strict=True)
     line = 1
     try:
         for fields in reader:
             if any(field.strip() for field in fields):
-                yield _Record(line, tuple(field.strip() for field in fields))
+                yield _Record(line, tuple(field.replace("\n", " ").strip() for field in fields))
             line = reader.line_num + 1
     except csv.Error as error:
         raise DataError(
