@@ -58,6 +58,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.charging = True
         self._account = account
         self._live = account.live
+        self._unset_uses = (_uses_unset(False), _uses_unset(True))
 
     def __torch_dispatch__(
         self,
@@ -69,7 +70,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run `func` and charge what it made. Raises torch.OutOfMemoryError with its results let go."""
         call, kind, _, _ = operation = _OPERATIONS.get(id(func)) or _learn(func)
         try:
-            if kind > _CREATES and self.charging:
+            if kind > _CREATES and (self.charging or kind == _WRITES):
                 result, refused_bytes = self._run_special(operation, args, kwargs or {})
             else:
                 result = call(*args, **kwargs) if kwargs else call(*args)
@@ -83,7 +84,7 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._raise_refusal_of_host(error)
             raise
         if refused_bytes:
-            del result  # or the frame, kept by the traceback, would keep the tensor
+            del result, args, kwargs  # or this frame, kept by the traceback, would keep the tensors
             raise self._account.out_of_memory(refused_bytes)
         return result
 
@@ -150,7 +151,10 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind == _LIFTS:
             return result, self._settle_parts(result, (), None)
         values = [args[at] if at < len(args) else kwargs.get(name) for at, name in written]
-        return result, self._resize(values) or self._settle_parts(result, args, kwargs)
+        refused_bytes = self._resize(values)
+        if self.charging and not refused_bytes:
+            refused_bytes = self._settle_parts(result, args, kwargs)
+        return result, refused_bytes
 
     def _resize(self, written: Sequence[Any]) -> int:
         """Follow the growth of what was device memory before; returns the bytes refused, or 0."""
@@ -177,12 +181,11 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         That is how torch.load and deepcopy make tensors: an empty one, and `set_` to the storage they filled.
         """
         source = args[1] if len(args) > 1 else kwargs.get("source")
-        storage = source if isinstance(source, torch.UntypedStorage) else None
-        unset_uses = _uses_unset(torch.is_inference_mode_enabled())
-        used = storage is not None and _use_count(storage._cdata) > unset_uses
+        unset_uses = self._unset_uses[torch.is_inference_mode_enabled()]
+        is_new = isinstance(source, torch.UntypedStorage) and _use_count(source._cdata) <= unset_uses
         result = call(*args, **kwargs)
-        inputs = (source, storage if used else None)
-        return result, self._settle_parts(result, inputs, None) or self._resize([result])
+        refused_bytes = self._settle_parts(result, () if is_new else (source,), None)
+        return result, refused_bytes or self._resize([result])
 
 
 _HOST_REFUSAL = re.compile(r"DefaultCPUAllocator: .*?tried to allocate (\d+) bytes", re.DOTALL)
@@ -256,9 +259,9 @@ class _CountUses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _uses_unset(inference: bool) -> int:
     """The use count, inside the mode, of a storage that no tensor has.
 
-    The dispatcher holds copies of its own, in a number that differs between versions and in inference mode;
-    so it is looked at instead of known. A mode entered inside the scope adds one, and such a storage then
-    counts as used: host memory.
+    The dispatcher holds copies of its own, in a number that differs between versions and in inference mode:
+    so it is looked at instead of known, before the mode runs, because inside it the number is another. A mode
+    entered within the scope adds one, and such a storage then counts as used: host memory.
     """
     with torch.inference_mode(inference), cast("Any", _CountUses)() as mode:
         torch.empty(0).set_(cast("Any", torch.UntypedStorage)(1))

@@ -71,8 +71,8 @@ class VirtualSession:
         """Make `thing` device memory, in scope or out of it.
 
         A module is charged in place for the storages of its parameters, their gradients and its buffers, each
-        once however many share it. Of a tensor a charged copy is returned, or the tensor itself if it is device
-        memory already, as `Tensor.to` does; gradients flow through the copy.
+        once however many share it. Of a tensor a charged copy is returned, or itself if it is device memory
+        already, as `Tensor.to` does; gradients flow through the copy.
         Raises torch.OutOfMemoryError with nothing of `thing` placed that was not before.
         """
         self._check_process()
