@@ -133,11 +133,11 @@ def _own_bucket(size: Size, area: int, step: int) -> Size:
     if _area(size) <= area:
         return _floor(width, step), _floor(height, step)
     ratio = width / height
-    by_width = _floor(round(math.sqrt(area * ratio)), step)
-    by_height = _floor(round(math.sqrt(area / ratio)), step)
+    by_width = _snap(math.sqrt(area * ratio), step)
+    by_height = _snap(math.sqrt(area / ratio), step)
     candidates = [
-        _within((by_width, _floor(round(by_width / ratio), step)), area, step),
-        _within((_floor(round(by_height * ratio), step), by_height), area, step),
+        _within((_snap(by_height * ratio, step), by_height), area, step),
+        _within((by_width, _snap(by_width / ratio, step)), area, step),
     ]
     return min(candidates, key=lambda bucket: abs(bucket[0] / bucket[1] - ratio))
 
@@ -157,6 +157,11 @@ def _step(config: TrainConfig) -> int:
     if step < _VAE_FACTOR or step % _VAE_FACTOR:
         raise ConfigError(f"bucket_reso_steps is {step}.", "Use a multiple of 8: 64, or 32 for SDXL.")
     return step
+
+
+def _snap(side: float, step: int) -> int:
+    """`side` to the nearest pixel, halves up, then down to the step: kohya's rounding."""
+    return _floor(int(side + 0.5), step)
 
 
 def _floor(value: int, step: int) -> int:

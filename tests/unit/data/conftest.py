@@ -5,9 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 from trainer.config.schema import TrainConfig
+
+# No deadline: a promise never depends on how busy the machine is.
+settings.register_profile(
+    "steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("steady")
 
 Draw = Callable[..., Path]
 Configure = Callable[..., TrainConfig]

@@ -123,6 +123,7 @@ def test_without_upscaling_a_small_picture_is_floored_and_a_large_one_shrunk() -
     config = config_of(bucket_no_upscale=True)
     assert assign_bucket((400, 300), (512, 512), config) == (384, 256)
     assert assign_bucket((3000, 2000), (512, 512), config) == (576, 384)
+    assert assign_bucket((1999, 900), (512, 512), config) == (704, 320)
 
 
 def test_a_smaller_resolution_moves_the_shortest_side_down_with_a_note() -> None:
