@@ -125,12 +125,7 @@ class CudaSession:
 
     def _own_part(self, machine: MachineReading) -> GpuReading | MigInstance | None:
         """This card, or the MIG instance it is, in a reading of the machine."""
-        properties = torch.cuda.get_device_properties(self._ordinal)
-        bus = getattr(properties, "pci_bus_id", None)  # torch 2.10 and later
-        address = (
-            f"{properties.pci_domain_id:x}:{bus:x}:{properties.pci_device_id:x}.0" if bus is not None else ""
-        )
-        match = match_device(machine.gpus, Seen(str(getattr(properties, "uuid", "")), address))
+        match = match_device(machine.gpus, _identity(torch.cuda.get_device_properties(self._ordinal)))
         return (match.instance or match.gpu) if match else None
 
 
@@ -154,7 +149,7 @@ def _check_available(ordinal: int) -> None:
 
 
 def _identity(properties: Any) -> Seen:
-    """UUID and PCI address; the address is known from torch 2.10 on."""
+    """UUID and PCI address; an older torch does not tell the address."""
     names = ("pci_domain_id", "pci_bus_id", "pci_device_id")
     address = ":".join(f"{getattr(properties, name):x}" for name in names if hasattr(properties, name))
     return Seen(str(getattr(properties, "uuid", "")), address)

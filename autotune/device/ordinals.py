@@ -63,10 +63,7 @@ def order_from_environment(gpus: Sequence[GpuReading], environ: Mapping[str, str
         notes.append(problem)
     guessed = by_index and _order_is_guess(ordered, environ)
     if guessed:
-        notes.append(
-            "The order of the cards was guessed from their compute capability and cores: "
-            f"{ORDER} is not PCI_BUS_ID and CUDA did not tell."
-        )
+        notes.append(_guess_note(ordered))
     return Ordinals(tuple(chosen), not guessed, tuple(notes))
 
 
@@ -170,6 +167,15 @@ def _order_is_guess(ordered: list[CudaDevice], environ: Mapping[str, str]) -> bo
         return True
     models = {(device.gpu.name, _speed(device.gpu)) for device in ordered}
     return environ.get(ORDER, "").upper() != "PCI_BUS_ID" and len(models) > 1
+
+
+def _guess_note(ordered: list[CudaDevice]) -> str:
+    if any(device.instance for device in ordered):
+        return f"Which MIG instance CUDA shows was guessed: name one in {VISIBLE} to be sure."
+    return (
+        "The order of the cards was guessed from their compute capability and cores: "
+        f"{ORDER} is not PCI_BUS_ID and CUDA did not tell."
+    )
 
 
 def _uuid_entries(text: str, prefix: str) -> list[str]:

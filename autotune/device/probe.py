@@ -225,7 +225,7 @@ def _pick(
             "Use --device virtual:2GiB to try without a card.",
         )
     setting = f" under {VISIBLE}={environ[VISIBLE]!r}" if VISIBLE in environ else ""
-    reasons = " ".join((*ordinals.notes, *(note for gpu in machine.gpus for note in gpu.notes)))
+    reasons = " ".join((*ordinals.notes, *(gpu.notes[0] for gpu in machine.gpus if not gpu.reachable)))
     raise DeviceError(
         f"there is no cuda:{ordinal}: CUDA shows {shown} of {len(machine.gpus)} cards{setting}. {reasons}",
         f"Use cuda:0 to cuda:{shown - 1}." if shown else "Use --device virtual:2GiB to try without a card.",
@@ -242,7 +242,10 @@ def _read_device(
     part: GpuReading | MigInstance = device.instance or device.gpu
     display = device.gpu.display_active and device.instance is None
     reserve = choose_reserve(display, pages_to_host(device.gpu))
-    budget = make_budget(str(spec), part.memory, reserve, part.processes, own_pids, limit_bytes)
+    try:
+        budget = make_budget(str(spec), part.memory, reserve, part.processes, own_pids, limit_bytes)
+    except DeviceError as error:
+        raise DeviceError(" ".join((error.fact, *notes, *part.notes)), error.way_out) from None
     return DeviceReading(
         spec,
         device.name,

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 CHILD = Path(__file__).with_name("torch_child.py")
-TIMEOUT_S = 120.0  # importing torch from a cold disk takes a while; a lost card can block CUDA for ever
+# Importing torch from a cold disk takes long, and a lost card can block CUDA for ever.
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class TorchDevice:
     """One device as torch enumerates it. Bytes are None where not asked or not told.
 
-    `uuid` has no `GPU-` prefix; `pci_bus_id` is empty before torch 2.10. `problem` says why the device can't
+    `uuid` has no `GPU-` prefix; `pci_bus_id` is empty with an older torch. `problem` says why the device can't
     be used, or is empty.
     """
 
@@ -54,7 +55,7 @@ def ask_torch(
             command, env=dict(environ), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return TorchAnswer("", f"CUDA gave no answer within {timeout_s:.0f} seconds")
+        return TorchAnswer("", f"CUDA gave no answer within {timeout_s:g} seconds")
     except OSError as error:
         return TorchAnswer("", f"a process to ask CUDA can't be started: {error.strerror}")
     return _read_answer(done)

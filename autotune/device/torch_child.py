@@ -77,7 +77,7 @@ def _describe_device(torch: Any, ordinal: int, memory: bool, use: bool) -> dict[
 
 
 def _pci(properties: Any) -> str:
-    if not hasattr(properties, "pci_bus_id"):  # torch before 2.10
+    if not hasattr(properties, "pci_bus_id"):  # an older torch does not tell
         return ""
     domain, bus, slot = properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id
     return f"{domain:08X}:{bus:02X}:{slot:02X}.0"
