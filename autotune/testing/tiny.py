@@ -7,7 +7,8 @@ are not.
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from transformers.utils import logging
 
 from autotune.testing.single_file import save_single_file
 from trainer.families.architecture import Config, family_configs
@@ -40,7 +42,8 @@ def make_tiny(folder: str | Path, family: str = "sd1", seed: int = 0) -> Path:
         _start_weights(module, generator)
         if isinstance(module, AutoencoderKL):
             _start_vae(module)
-        module.save_pretrained(folder / name)
+        with _no_progress_bar():
+            module.save_pretrained(folder / name)
     for name, pad in (("tokenizer", END), ("tokenizer_2", ZERO)):
         if name.replace("tokenizer", "text_encoder") in configs:
             write_tokenizer(folder / name, pad)
@@ -65,6 +68,17 @@ def build_meta(family: str) -> Components:
     tokenizers = tuple(clip_tokenizer(pad) for pad in (END, ZERO)[: len(encoders)])
     scheduler = noise_scheduler(configs["scheduler"])
     return Components(family, make["unet"], make["vae"], encoders, tokenizers, scheduler)
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _make(component: str, config: Config) -> Any:

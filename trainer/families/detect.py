@@ -54,6 +54,17 @@ def detect_family(path: str | Path, *, trainable: bool = True) -> Detected:
     return detected
 
 
+def component_config(folder: Path) -> dict[str, Any]:
+    """The config.json of one component of a diffusers folder. Raises ModelError when it is missing or
+    broken."""
+    if not (folder / "config.json").exists():
+        raise ModelError(
+            f"{folder.parent} lacks {folder.name}/config.json.",
+            "The diffusers folder is incomplete: download that file again.",
+        )
+    return read_json(folder / "config.json")
+
+
 def component_weights(folder: Path) -> Path:
     """The weights of one component of a diffusers folder: its file, or the index of its shards.
 
@@ -74,7 +85,18 @@ def shard_files(index: Path) -> list[Path]:
     """The files that hold the weights that `component_weights` found: itself, or the shards of the index."""
     if not index.name.endswith(".index.json"):
         return [index]
-    return [index.parent / name for name in sorted(set(_read_json(index).get("weight_map", {}).values()))]
+    return [index.parent / name for name in sorted(set(read_json(index).get("weight_map", {}).values()))]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file at `path`. Raises ModelError when it is none."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not readable JSON.", "Download that file again.")
+    return content
 
 
 def _missing(path: Path) -> ModelError:
@@ -101,7 +123,7 @@ def _detect_folder(path: Path) -> Detected:
             f"{path} is no diffusers model folder: it has neither model_index.json nor unet/config.json.",
             "Give a diffusers folder or a single .safetensors or .ckpt file" + _files_inside(path),
         )
-    pipeline = str(_read_json(index).get("_class_name", "")) if index.exists() else ""
+    pipeline = str(read_json(index).get("_class_name", "")) if index.exists() else ""
     for name, family in (("Flux", "flux"), ("StableDiffusion3", "sd3")):
         if pipeline.startswith(name):
             return Detected(family, "diffusers", "safetensors", pipeline, f"it is a {pipeline}")  # type: ignore[arg-type]
@@ -114,11 +136,11 @@ def _files_inside(path: Path) -> str:
 
 
 def _detect_unet_folder(path: Path) -> Detected:
-    unet = _config(path / "unet")
+    unet = component_config(path / "unet")
     family, obstacle = _folder_family(unet)
     weights: Path | None = None
     for component in COMPONENTS.get(family, ("unet",)):
-        _config(path / component)
+        component_config(path / component)
         found = component_weights(path / component)
         weights = found if component == "unet" else weights
     shards = shard_files(weights) if weights else []
@@ -135,25 +157,6 @@ def _folder_family(unet: Mapping[str, Any]) -> tuple[Family, str]:
     if unet.get("use_linear_projection") or unet.get("cross_attention_dim") == 1024:
         return "sd2", _SD2
     return "sd1", _channels_obstacle(channels)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    if not (folder / "config.json").exists():
-        raise ModelError(
-            f"{folder.parent} lacks {folder.name}/config.json.",
-            "The diffusers folder is incomplete: download that file again.",
-        )
-    return _read_json(folder / "config.json")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        content = None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is not readable JSON.", "Download that file again.")
-    return content
 
 
 def _weight_names() -> list[str]:

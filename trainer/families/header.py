@@ -65,10 +65,11 @@ def _read(file: IO[bytes], path: Path) -> Header:
     size_bytes = file.seek(0, io.SEEK_END)
     _refuse_no_model(start, size_bytes, path)
     file.seek(0)
-    if start.startswith(b"PK\x03\x04"):
-        return Header("ckpt", _read_zip(file, path, size_bytes))
-    if start.startswith(b"\x80"):
-        return Header("ckpt", _read_legacy(file, path))
+    if start[8:9] != b"{":  # a safetensors header, behind 8 bytes of length that may look like anything
+        if start.startswith(b"PK\x03\x04"):
+            return Header("ckpt", _read_zip(file, path, size_bytes))
+        if start.startswith(b"\x80"):
+            return Header("ckpt", _read_legacy(file, path))
     return Header("safetensors", _read_safetensors(file, path, size_bytes))
 
 

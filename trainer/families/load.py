@@ -5,7 +5,6 @@ on a device, downloads nothing and executes nothing from a file; a weight that i
 names it.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +27,7 @@ from trainer.families.architecture import (
     unet_config,
     vae_config,
 )
-from trainer.families.detect import component_weights, detect_family
+from trainer.families.detect import component_config, component_weights, detect_family, read_json
 from trainer.families.layout import Place
 from trainer.families.tokenizer import END, ZERO, clip_tokenizer, load_tokenizer
 from trainer.families.weights import State, build, fill, read_state, refuse_leftovers
@@ -121,25 +120,25 @@ def _load_folder(
         load_vae(vae_path or path / "vae", family, vae_dtype),
         tuple(encoders),
         tuple(tokenizers),
-        _scheduler(_read_json(scheduler_config) if scheduler_config.exists() else {}, v_prediction),
+        _scheduler(read_json(scheduler_config) if scheduler_config.exists() else {}, v_prediction),
     )
 
 
 def _unet_from_folder(folder: Path, dtype: torch.dtype) -> UNet2DConditionModel:
     weights = component_weights(folder)
-    unet = build(partial(UNet2DConditionModel.from_config, _read_json(folder / "config.json")))
+    unet = build(partial(UNet2DConditionModel.from_config, component_config(folder)))
     return fill(unet, read_state(weights), Place, dtype, weights)
 
 
 def _vae_from_folder(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
     weights = component_weights(folder)
-    vae = build(partial(AutoencoderKL.from_config, _read_json(folder / "config.json")))
+    vae = build(partial(AutoencoderKL.from_config, component_config(folder)))
     return fill(vae, _current_vae_names(read_state(weights)), Place, dtype, weights)
 
 
 def _text_from_folder(folder: Path, kind: Callable[..., TextEncoder], dtype: torch.dtype) -> TextEncoder:
     weights = component_weights(folder)
-    config = CLIPTextConfig.from_dict(_read_json(folder / "config.json"))
+    config = CLIPTextConfig.from_dict(component_config(folder))
     state = _without_text_model(read_state(weights))
     return fill(build(partial(kind, config)), state, lambda name: Place(_flat(name)), dtype, weights)
 
@@ -262,11 +261,6 @@ def _scheduler(config: Mapping[str, Any], v_prediction: bool | None) -> DDPMSche
     if v_prediction is None:
         return noise_scheduler(config)
     return noise_scheduler({**config, "prediction_type": "v_prediction" if v_prediction else "epsilon"})
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return content
 
 
 def _incomplete(path: Path, error: KeyError) -> ModelError:

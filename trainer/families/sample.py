@@ -106,7 +106,8 @@ def _denoise(
     guidance: float,
     progress: Callable[[int, int], None],
 ) -> Tensor:
-    scheduler = _sampler(components, steps)
+    with device.host():
+        scheduler = _sampler(components, steps)
     latents, time_ids = _start(components, size, seed, device)
     for done, timestep in enumerate(scheduler.timesteps, 1):
         batch_timestep = device.place(timestep.reshape(1))

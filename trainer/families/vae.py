@@ -22,7 +22,7 @@ def encode_latents(
     One posterior sample per image, drawn on the host from that image's generator. Raises ModelError when a
     latent is not finite, unless `check` is off (a device that computes no values).
     """
-    with torch.no_grad():
+    with torch.no_grad(), _own_precision(pixels):
         posterior = vae.encode(pixels.to(_dtype(vae))).latent_dist
         mean, std = posterior.mean.float(), posterior.std.float()
         noise = torch.stack([torch.randn(mean.shape[1:], generator=generator) for generator in generators])
@@ -35,7 +35,7 @@ def encode_latents(
 def decode_latents(vae: AutoencoderKL, latents: Tensor, *, check: bool = True) -> Tensor:
     """Pixels (B, 3, 8h, 8w) in float32, in [-1, 1], of scaled `latents` (B, 4, h, w). Errors as
     `encode_latents`."""
-    with torch.no_grad():
+    with torch.no_grad(), _own_precision(latents):
         decoded: Tensor = vae.decode(
             (latents / vae.config.scaling_factor).to(_dtype(vae)), return_dict=False
         )[0]
@@ -51,6 +51,11 @@ def vae_identity(vae: AutoencoderKL) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _own_precision(values: Tensor) -> torch.autocast:
+    """No autocast: a VAE kept in float32 is so because half precision overflows in it."""
+    return torch.autocast(values.device.type, enabled=False)
 
 
 def _dtype(vae: AutoencoderKL) -> torch.dtype:

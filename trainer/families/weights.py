@@ -81,7 +81,9 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=_can_be_mapped(path))
-    except (pickle.UnpicklingError, RuntimeError) as error:
+    except RuntimeError as error:  # what PyTorch's zip reader raises
+        raise ModelError(f"{path} can't be read: {error}.", "Download the file again.") from None
+    except pickle.UnpicklingError as error:
         raise ModelError(
             f"{path} holds more than weights{_culprit(error)}; it is refused and nothing in it was run.",
             "Use the .safetensors file of this model; or, if you trust where it comes from, convert it "
