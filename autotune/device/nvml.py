@@ -88,13 +88,15 @@ class GpuReading:
 class MachineReading:
     """All cards, the driver, and what could not be read of the machine as a whole.
 
-    `cuda_driver_version` is the newest CUDA the driver supports, such as `12.8`.
+    `cuda_driver_version` is the newest CUDA the driver supports, such as `12.8`. `in_cuda_order` is True
+    where the cards were read through CUDA alone: then they are those it shows, in its order.
     """
 
     gpus: tuple[GpuReading, ...]
     driver_version: str = ""
     cuda_driver_version: str = ""
     notes: tuple[str, ...] = ()
+    in_cuda_order: bool = False
 
 
 def read_nvml(source: Source | None = None) -> MachineReading:
@@ -124,7 +126,11 @@ def machine_from_json(values: Mapping[str, Any]) -> MachineReading:
     """The reading whose `dataclasses.asdict` is `values`, also after a trip through JSON."""
     gpus = tuple(_gpu_from_json(gpu) for gpu in values["gpus"])
     return MachineReading(
-        gpus, values["driver_version"], values["cuda_driver_version"], tuple(values["notes"])
+        gpus,
+        values["driver_version"],
+        values["cuda_driver_version"],
+        tuple(values["notes"]),
+        values["in_cuda_order"],
     )
 
 

@@ -78,6 +78,8 @@ def visible_devices(
 ) -> Ordinals:
     """The devices of `machine` by CUDA ordinal. CUDA is asked only where the environment leaves it open."""
     environ = os.environ if environ is None else environ
+    if machine.in_cuda_order:  # CUDA has applied the environment already
+        return Ordinals(tuple(CudaDevice(gpu) for gpu in machine.gpus), True)
     implied = order_from_environment(machine.gpus, environ)
     if implied.certain or len(implied.devices) < 1:
         return implied
@@ -160,7 +162,7 @@ def _fill_from_cuda(machine: MachineReading, answer: TorchAnswer) -> MachineRead
     if not machine.gpus:
         gpus = tuple(_gpu_from_cuda(ordinal, device) for ordinal, device in enumerate(answer.devices))
         note = "The cards were read through CUDA: driver, processes, display and MIG are not known."
-        return replace(machine, gpus=gpus, notes=(*machine.notes, note))
+        return replace(machine, gpus=gpus, notes=(*machine.notes, note), in_cuda_order=True)
     gpus = machine.gpus
     for device in answer.devices:
         gpus = _fill_one(gpus, device, alone=len(answer.devices) == 1)

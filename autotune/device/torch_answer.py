@@ -21,8 +21,8 @@ TIMEOUT_S = 120.0
 class TorchDevice:
     """One device as torch enumerates it. Bytes are None where not asked or not told.
 
-    `uuid` has no `GPU-` prefix; `pci_bus_id` is empty with an older torch. `problem` says why the device can't
-    be used, or is empty.
+    `uuid` has no `GPU-` prefix; `pci_bus_id` is empty with an older torch. `problem` says why the device
+    can't be used, or is empty.
     """
 
     name: str

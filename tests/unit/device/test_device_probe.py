@@ -92,6 +92,14 @@ def test_without_nvml_the_cards_come_from_cuda(name: str, replay: Replay) -> Non
     assert reading.notes[1].startswith("The cards were read through CUDA")
 
 
+def test_cards_read_through_cuda_are_not_chosen_from_a_second_time(replay: Replay) -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "3,1"}
+    ask = torch_sees(device("slow card", "u3", GIB), device("fast card", "u1", 15 * GIB))
+    with replay("missing-driver"):
+        assert len(list_cuda_devices(environ, ask=ask)) == 2
+        assert reading_for(DeviceSpec("cuda", "1"), environ, ask=ask).name == "fast card"
+
+
 def test_when_cuda_fails_too_both_reasons_are_told(replay: Replay) -> None:
     with replay("gb10-no-memory-info"), pytest.raises(DeviceError) as caught:
         reading_for(CUDA_0, {}, ask=Torch())
