@@ -389,8 +389,8 @@ def test_the_text_of_an_oom_has_the_shape_of_pytorchs_and_says_virtual(gpu):
     assert str(caught.value) == (
         "Virtual GPU out of memory. Tried to allocate 500.00 KiB. GPU virtual:1MiB has a total capacity of "
         "1024.00 KiB of which 724.00 KiB is free. 700.00 KiB allowed; Of the allocated memory 300.00 KiB is "
-        "allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. These bytes are simulated: "
-        "live tensors counted on the CPU."
+        "allocated by PyTorch, and 0 bytes is reserved by PyTorch but unallocated. These bytes are "
+        "simulated: live tensors counted on the CPU."
     )
     assert kept.sum() == 0
 
