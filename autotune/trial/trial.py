@@ -190,6 +190,8 @@ _PARTS_OF_A_STEP = (
     ("torch/nn/utils/clip_grad", "", "clipping"),
     ("torch/optim/", "", "optimizer"),
     ("bitsandbytes/optim/", "", "optimizer"),
+    ("torch/autograd/function", "apply", "forward"),
+    ("torch/nn/modules/", "", "forward"),
 )
 
 
@@ -280,7 +282,7 @@ def _report(outcome: Outcome, ending: Ending | None, state: State) -> TrialRepor
 
 
 def _where(phase: str, trace: TracebackType | None) -> str:
-    """`phase`; for a step with the part of it that was running: `step: backward`."""
+    """`phase`; for a step with the part of it that was running, if its frames tell: `step: backward`."""
     if phase != STEP:
         return phase
     for frame, _ in traceback.walk_tb(trace):
@@ -288,7 +290,7 @@ def _where(phase: str, trace: TracebackType | None) -> str:
         for folder, function, part in _PARTS_OF_A_STEP:
             if folder in path and function in ("", frame.f_code.co_name):
                 return f"{STEP}: {part}"
-    return f"{STEP}: forward"
+    return STEP
 
 
 def _lower_bound(text: str, meter: Meter) -> int | None:
