@@ -52,7 +52,7 @@ def render_receipts(
     ]
     return (
         *(lines or ["nothing changes: the recipe fits as written"]),
-        _what_stays(recipe, plan, recipe_alpha),
+        _what_stays(recipe, plan, recipe_alpha, knobs),
     )
 
 
@@ -72,7 +72,7 @@ def _detail(change: Change, recipe: Recipe, plan: Plan, recipe_alpha: float | No
     return ""
 
 
-def _what_stays(recipe: Recipe, plan: Plan, recipe_alpha: float | None) -> str:
+def _what_stays(recipe: Recipe, plan: Plan, recipe_alpha: float | None, knobs: Mapping[str, Knob]) -> str:
     equal = []
     if BATCH_SIZE in plan:
         equal += [f"effective batch {recipe.effective_batch}", "which samples share a step and their order"]
@@ -80,5 +80,5 @@ def _what_stays(recipe: Recipe, plan: Plan, recipe_alpha: float | None) -> str:
     if NETWORK_DIM in plan and recipe_alpha is not None:
         equal.append(f"alpha/dim {recipe_alpha / recipe.plan.network_dim:g}")
     untouched = [name for name in plan if plan[name] == recipe.plan[name] and name != BATCH_SIZE]
-    equal += [f"{name} {describe_value(name, plan[name])}" for name in untouched]
+    equal += [f"{name} {describe_value(name, plan[name], knobs)}" for name in untouched]
     return f"stays equal: {', '.join(equal)}"
