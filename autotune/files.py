@@ -1,4 +1,4 @@
-"""Files that are whole or absent. Owns the one way this project puts bytes on a disk; never touches others' files."""
+"""Files that are whole or absent. Owns the one way this project puts bytes on a disk."""
 
 import os
 from pathlib import Path

@@ -17,11 +17,9 @@ from autotune.ladder.plan import Plan, Size
 from autotune.trial.workload import Report
 from trainer.adapters.lora import largest_change
 from trainer.config.schema import TrainConfig
-from trainer.data.batches import logical_batches
+from trainer.data.batches import LogicalBatch, batches_per_epoch, logical_batches
 from trainer.data.samples import Sample
 from trainer.session import Setup, TrainingSession
-
-LogicalBatch = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -78,13 +76,8 @@ class Buckets:
 def total_steps(config: TrainConfig, sample_count: int) -> int:
     """Optimizer steps of a run: epochs win over max_train_steps, as in kohya."""
     if config.max_train_epochs:
-        return config.max_train_epochs * steps_per_epoch(config, sample_count)
+        return config.max_train_epochs * batches_per_epoch(sample_count, config.effective_batch)
     return config.max_train_steps
-
-
-def steps_per_epoch(config: TrainConfig, sample_count: int) -> int:
-    """Logical batches in one pass over the samples (repeats counted)."""
-    return -(-sample_count // config.effective_batch)
 
 
 def schedule_of(

@@ -11,9 +11,7 @@ def sample_losses(prediction: Tensor, target: Tensor) -> Tensor:
     return errors.mean(dim=(1, 2, 3))
 
 
-def min_snr_weights(
-    alphas_cumprod: Tensor, timesteps: Tensor, gamma: float, *, v_prediction: bool
-) -> Tensor:
+def min_snr_weights(alphas_cumprod: Tensor, timesteps: Tensor, gamma: float, *, v_prediction: bool) -> Tensor:
     """Weights (B,) that cap the signal-to-noise ratio at `gamma` (Hang et al. 2023, arXiv:2303.09556)."""
     kept = alphas_cumprod.to(timesteps.device)[timesteps]
     ratio = kept / (1 - kept)

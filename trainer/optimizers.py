@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -13,7 +12,7 @@ from trainer.config.schema import TrainConfig
 def build_optimizer(config: TrainConfig, adapter: Adapter) -> Optimizer:
     """The optimizer over the adapter's weights; U-Net and text encoders in groups of their own rates.
 
-    AdamW is torch's default implementation for the device; AdamW8bit is bitsandbytes' (it steps on a CPU too).
+    AdamW is torch's default for the device; AdamW8bit is bitsandbytes' (it steps on a CPU too).
     """
     shared: dict[str, Any] = {
         "lr": config.learning_rate,
@@ -54,5 +53,3 @@ def build_schedule(config: TrainConfig, optimizer: Optimizer, total_steps: int) 
         power=config.lr_scheduler_power,
     )
     return schedule
-
-

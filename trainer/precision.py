@@ -1,7 +1,7 @@
 """Precision of a run: dtypes, autocast and the gradient scaler, owned here for every device alike.
 
-accelerate is not asked for mixed precision because it silently trains fp16 configs in float32 on a CPU, and the
-virtual GPU is one.
+accelerate is not asked for mixed precision because it silently trains fp16 configs in float32 on a CPU, and
+the virtual GPU is one.
 """
 
 from contextlib import AbstractContextManager, nullcontext

@@ -89,7 +89,14 @@ class TrainingSession:
         width, height = self.plan.resolutions[0]
         with self.parts.precision.autocast(self.device.torch_device):
             picture = sample_image(
-                self.parts.components, prompt, (width, height), steps, self.parts.config.seed, self.device
+                self.parts.components,
+                prompt,
+                (width, height),
+                steps,
+                self.parts.config.seed,
+                self.device,
+                resident=self._residents(),
+                clip_skip=self.parts.config.clip_skip,
             )
         write_atomically(path, _png(picture))
 

@@ -4,7 +4,8 @@ Owns the placement of the VAE and the text encoders: a cached source has its mod
 encodes. Results never depend on how samples were batched, since each sample has its own randomness.
 """
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache, LatentKey
 from trainer.data.images import load_pixels
 from trainer.data.samples import Sample
-from trainer.data.seeds import caption_for, sample_seed
+from trainer.data.seeds import caption_for, flip_for, sample_seed
 from trainer.families.load import Components
 from trainer.families.text import Conditioning, encode_prompts
 from trainer.families.vae import encode_latents, vae_identity
@@ -25,6 +26,8 @@ from trainer.precision import Precision
 
 Progress = Callable[[int, int], None]
 BucketOf = Callable[[int], Size]
+_Flipped = tuple[Sample, bool]
+_CACHED = -1  # what is encoded once belongs to no step
 
 
 @dataclass
@@ -43,22 +46,22 @@ class LatentSource:
 
     def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
         """Encode what the cache lacks with the VAE on the device, which it leaves afterwards."""
-        wanted = [(sample, flip) for sample in samples for flip in self._flips() if self._missing(sample, flip)]
-        if not wanted:
+        wanted = {self._key(sample, flip): (sample, flip) for sample in samples for flip in self._flips()}
+        missing = [pair for key, pair in wanted.items() if key not in self.cache]
+        if not missing:
             return
-        vae = self.device.place(self.components.vae)
+        vae, done = self.device.place(self.components.vae), 0
         try:
-            for done, (sample, flip) in enumerate(wanted, 1):
-                latents = self._encode([sample], [flip], step=-1)
-                with self.device.host():
-                    self.cache.put(self._key(sample, flip), self.device.evict(latents)[0])
-                progress(done, len(wanted))
+            for batch in self._encoder_batches(missing):
+                self._keep(batch)
+                done += len(batch)
+                progress(done, len(missing))
         finally:
             self.device.evict(vae)
 
     def latents(self, samples: Sequence[Sample], step: int) -> Tensor:
         """The samples' latents for this step, from the cache when it is on."""
-        flips = [self._flip(sample, step) for sample in samples]
+        flips = [self.flip(sample, step) for sample in samples]
         if not self.config.cache_latents:
             return self._encode(samples, flips, step)
         with self.device.host():
@@ -67,17 +70,30 @@ class LatentSource:
             )
         return self.device.place(stacked)
 
-    def _missing(self, sample: Sample, flip: bool) -> bool:
-        return self._key(sample, flip) not in self.cache
+    def flip(self, sample: Sample, step: int) -> bool:
+        """Whether the sample's picture is mirrored in this step."""
+        return flip_for(self.config, sample_seed(self.config.seed, step, sample.index, "flip"))
+
+    def _encoder_batches(self, pairs: Sequence[_Flipped]) -> Iterator[list[_Flipped]]:
+        """`pairs` in batches of one bucket and at most vae_batch_size."""
+        by_bucket: defaultdict[Size, list[_Flipped]] = defaultdict(list)
+        for sample, flip in pairs:
+            by_bucket[self.bucket_of(sample.index)].append((sample, flip))
+        size = max(1, self.config.vae_batch_size)
+        for members in by_bucket.values():
+            yield from (members[start : start + size] for start in range(0, len(members), size))
+
+    def _keep(self, batch: Sequence[_Flipped]) -> None:
+        latents = self._encode([s for s, _ in batch], [f for _, f in batch], step=_CACHED)
+        with self.device.host():
+            for (sample, flip), latent in zip(batch, self.device.evict(latents).unbind(), strict=True):
+                self.cache.put(self._key(sample, flip), latent)
 
     def _key(self, sample: Sample, flip: bool) -> LatentKey:
         return self.cache.key(sample, self.bucket_of(sample.index), flip, self._identity)
 
     def _flips(self) -> tuple[bool, ...]:
         return (False, True) if self.config.flip_aug else (False,)
-
-    def _flip(self, sample: Sample, step: int) -> bool:
-        return self.config.flip_aug and sample_seed(self.config.seed, step, sample.index, "flip") % 2 == 1
 
     @torch.no_grad()
     def _encode(self, samples: Sequence[Sample], flips: Sequence[bool], step: int) -> Tensor:
@@ -106,7 +122,7 @@ class TextSource:
 
     def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
         """Encode every distinct caption with the text encoders on the device, which they leave afterwards."""
-        captions = sorted({self._caption(sample, -1) for sample in samples} - self._kept.keys())
+        captions = sorted({self._caption(sample, _CACHED) for sample in samples} - self._kept.keys())
         if not captions:
             return
         encoders = [self.device.place(encoder) for encoder in self.components.text_encoders]

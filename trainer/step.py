@@ -1,8 +1,7 @@
 """One training step over one logical batch: what trials measure and training runs, the same code.
 
-A logical batch is split into microbatches of one shape each; every sample counts 1/n of the loss whatever the
-split, and all its randomness comes from (seed, step, sample). No state but the optimizer's, the scaler's and the
-schedule's changes.
+A logical batch is split into microbatches of one shape each; every sample counts 1/n of the loss whatever
+the split, and all its randomness comes from (seed, step, sample). Only optimizer, scaler and schedule change.
 """
 
 import math
@@ -60,7 +59,7 @@ class StepResult:
 def training_step(parts: StepParts, batch: Sequence[Sample], step: int, batch_size: int) -> StepResult:
     """Train on the logical batch `batch` in microbatches of at most `batch_size`; `step` counts from 0."""
     by_index = {sample.index: sample for sample in batch}
-    learning_rate = parts.schedule.get_last_lr()[0]
+    learning_rate = float(parts.schedule.get_last_lr()[0])
     losses = []
     for indices in microbatches([sample.index for sample in batch], parts.bucket_of, batch_size):
         total = batch_losses(parts, [by_index[index] for index in indices], step).sum() / len(batch)
@@ -80,16 +79,14 @@ def batch_losses(parts: StepParts, samples: Sequence[Sample], step: int) -> Tens
     with device.host():
         noise_host = noise_for(config, samples, step, latents)
         timesteps_host = timesteps_for(config, samples, step, scheduler.config.num_train_timesteps)
-        time_ids_host = _time_ids(parts, samples)
+        time_ids_host = _time_ids(parts, samples, step)
     noise, timesteps = device.place(noise_host), device.place(timesteps_host)
     time_ids = None if time_ids_host is None else device.place(time_ids_host)
     conditioning = parts.text.conditioning(samples, step)
     latents = latents.float()
     noisy = scheduler.add_noise(latents, noise, timesteps)
     with parts.precision.autocast(device.torch_device):
-        prediction = predict_noise(
-            parts.components, noisy.to(parts.precision.weights), timesteps, conditioning, time_ids
-        )
+        prediction = predict_noise(parts.components, noisy, timesteps, conditioning, time_ids)
     losses = sample_losses(prediction, training_target(scheduler, latents, noise, timesteps))
     if config.min_snr_gamma:
         losses = losses * min_snr_weights(
@@ -114,8 +111,11 @@ def _update(parts: StepParts) -> tuple[float | None, bool]:
     return (norm if norm is not None and math.isfinite(norm) else None), skipped
 
 
-def _time_ids(parts: StepParts, samples: Sequence[Sample]) -> Tensor | None:
+def _time_ids(parts: StepParts, samples: Sequence[Sample], step: int) -> Tensor | None:
     if parts.components.family != "sdxl":
         return None
-    geometries = [crop_geometry(sample.size, parts.bucket_of(sample.index)) for sample in samples]
+    geometries = [
+        crop_geometry(sample.size, parts.bucket_of(sample.index), parts.latents.flip(sample, step))
+        for sample in samples
+    ]
     return torch.cat([time_ids_for(g.original_size, g.crop_top_left, g.target_size) for g in geometries])

@@ -48,6 +48,7 @@ class DeviceReading:
     notes: tuple[str, ...] = ()
     gpu: GpuReading | None = None
     processes: tuple[ProcessUse, ...] = ()
+    driver_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,9 @@ def reading_for(
     machine = read_gpus(environ, source, ask)
     ordinals = visible_devices(machine, environ, ask)
     device = _pick(machine, ordinals, int(spec.argument or 0), os.environ if environ is None else environ)
-    return _read_device(spec, device, (*machine.notes, *ordinals.notes), limit_bytes, own_pids)
+    notes = (*machine.notes, *ordinals.notes)
+    reading = _read_device(spec, device, notes, limit_bytes, own_pids)
+    return replace(reading, driver_version=machine.driver_version)
 
 
 def detect_default_device(

@@ -22,13 +22,15 @@ class Job:
     `workload` describes the work for matching: family, architecture, adapter, buckets, precision, optimizer,
     attention, phases; JSON values only, and nothing that names a machine, path, dataset or prompt.
     `label` is a short file-name-safe summary such as `sd15-lora-bf16-adamw`. `notes` are named warnings
-    (keys not used and the like) to show before anything runs.
+    (keys not used and the like) to show before anything runs. `network_alpha` is the recipe's, for receipts:
+    it follows the rank, and no profile is matched by it.
     """
 
     label: str
     workload: Mapping[str, Any]
     recipe: Recipe
     notes: Sequence[str] = field(default_factory=tuple)
+    network_alpha: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form that crosses the worker's pipe."""
@@ -40,6 +42,7 @@ class Job:
             "processes": self.recipe.processes,
             "floors": dict(self.recipe.floors),
             "notes": list(self.notes),
+            "network_alpha": self.network_alpha,
         }
 
     @classmethod
@@ -48,7 +51,8 @@ class Job:
         recipe = Recipe(
             Plan.from_json(values["plan"]), values["effective_batch"], values["processes"], values["floors"]
         )
-        return cls(values["label"], values["workload"], recipe, tuple(values["notes"]))
+        notes = tuple(values["notes"])
+        return cls(values["label"], values["workload"], recipe, notes, values["network_alpha"])
 
 
 class Session(Protocol):

@@ -1,7 +1,7 @@
 """The LoRA file: kohya's tensor names, true alpha, string metadata, written atomically.
 
 Owns the file's layout and its metadata; knows nothing of training. Values come from the adapter as it is;
-nothing that names a machine or a user's folder enters the metadata. The layout follows kohya sd-scripts and the
+nothing that names a machine or a user's folder enters the metadata. The layout follows kohya sd-scripts and
 modelspec 1.0.1 fields, which A1111, ComfyUI and diffusers all load.
 """
 
@@ -33,7 +33,7 @@ def lora_tensors(adapter: Adapter, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def base_metadata(adapter: Adapter, family: str, title: str, v_prediction: bool = False) -> dict[str, str]:
-    """The metadata UIs read to tell the family, rank and alpha; all values are strings, as the format asks."""
+    """The metadata UIs read to tell family, rank and alpha; all values are strings, as the format asks."""
     return {
         "ss_v2": "False",
         "ss_base_model_version": _BASE_VERSIONS[family],

@@ -41,7 +41,9 @@ class Adapter:
 
     def parameters(self, prefix: str = "lora_") -> list[nn.Parameter]:
         """Trainable weights of the pairs whose name starts with `prefix` (`lora_unet_`, `lora_te`)."""
-        return [weight for pair in self.pairs if pair.name.startswith(prefix) for weight in (pair.down, pair.up)]
+        return [
+            weight for pair in self.pairs if pair.name.startswith(prefix) for weight in (pair.down, pair.up)
+        ]
 
     def detach(self) -> None:
         """Take the layers off again; the base modules are what they were before."""
@@ -64,7 +66,9 @@ def attach(
     named: list[tuple[nn.Module, list[str], dict[str, str]]] = []
     if unet:
         paths = unet_targets(components.unet)
-        named.append((components.unet, paths, {p: unet_name(components.family, p) for p in paths}))
+        layers = components.unet.config.layers_per_block
+        names = {path: unet_name(components.family, path, layers) for path in paths}
+        named.append((components.unet, paths, names))
     if text_encoders:
         for index, encoder in enumerate(components.text_encoders):
             paths = text_targets(encoder)
@@ -84,7 +88,7 @@ def attach(
 
 
 def unet_targets(unet: nn.Module) -> list[str]:
-    """Paths of the linears and 1x1 convolutions inside the transformer blocks (192 in SD 1.5, 722 in SDXL)."""
+    """Paths of the linears and 1x1 convolutions in the transformer blocks (192 in SD 1.5, 722 in SDXL)."""
     return [
         f"{outer}.{inner}"
         for outer, block in unet.named_modules()
@@ -116,7 +120,7 @@ def _is_target(module: nn.Module) -> bool:
 
 
 def _inject(host: nn.Module, paths: list[str], rank: int, alpha: float) -> None:
-    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=paths, bias="none")  # type: ignore[arg-type]
+    settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=paths, bias="none")
     inject_adapter_in_model(settings, host, adapter_name=_ADAPTER)
     for _, layer in _lora_layers(host):
         layer.lora_A.float()

@@ -7,7 +7,9 @@ all of its layers. Text encoders are named `lora_te` (SD 1.x) or `lora_te1`/`lor
 
 import re
 
-_LAYERS = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)(?:\.(.*))?")
+_LAYERS = re.compile(
+    r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)(?:\.(.*))?"
+)
 _MIDDLE = re.compile(r"mid_block\.(resnets|attentions)\.(\d+)(?:\.(.*))?")
 _RESNET = {
     "conv1": "in_layers.2",
@@ -17,9 +19,9 @@ _RESNET = {
 }
 
 
-def unet_name(family: str, path: str) -> str:
+def unet_name(family: str, path: str, layers_per_block: int = 2) -> str:
     """The LoRA name of the U-Net module at `path` (diffusers' naming): `lora_unet_...`."""
-    original = sgm_path(path) if family == "sdxl" else path
+    original = sgm_path(path, layers_per_block) if family == "sdxl" else path
     return "lora_unet_" + original.replace(".", "_")
 
 
@@ -29,16 +31,17 @@ def text_name(family: str, encoder: int, path: str) -> str:
     return f"{prefix}_text_model_{path.removeprefix('text_model.').replace('.', '_')}"
 
 
-def sgm_path(path: str) -> str:
+def sgm_path(path: str, layers_per_block: int = 2) -> str:
     """The SGM path of an SDXL U-Net module given diffusers' path. Raises ValueError for one without a block.
 
-    down_blocks.i.{resnets,attentions}.j is input_blocks.(3i+j+1).{0,1}, up_blocks likewise output_blocks.(3i+j);
-    a downsampler is input_blocks.(3i+3).0.op, an upsampler output_blocks.(3i+2).2.conv; the middle block
-    alternates resnet and attention.
+    With SDXL's two layers per block: down_blocks.i.{resnets,attentions}.j is input_blocks.(3i+j+1).{0,1},
+    up_blocks likewise output_blocks.(3i+j); a downsampler is input_blocks.(3i+3).0.op, an upsampler
+    output_blocks.(3i+2).2.conv; the middle block alternates resnet and attention.
     """
     if match := _LAYERS.fullmatch(path):
         side, block, kind, layer, rest = match.groups()
-        return _block_path(side, int(block), kind, int(layer), rest or "")
+        first = int(block) * (layers_per_block + 1)
+        return _block_path(side, first, kind, int(layer), rest or "", layers_per_block)
     if match := _MIDDLE.fullmatch(path):
         kind, layer, rest = match.groups()
         number = 2 * int(layer) if kind == "resnets" else 2 * int(layer) + 1
@@ -46,12 +49,12 @@ def sgm_path(path: str) -> str:
     raise ValueError(f"{path!r} lies in no block of an SDXL U-Net")
 
 
-def _block_path(side: str, block: int, kind: str, layer: int, rest: str) -> str:
+def _block_path(side: str, first: int, kind: str, layer: int, rest: str, layers_per_block: int) -> str:
     if kind == "downsamplers":
-        return f"input_blocks.{3 * block + 3}.0.op"
+        return f"input_blocks.{first + layers_per_block + 1}.0.op"
     if kind == "upsamplers":
-        return f"output_blocks.{3 * block + 2}.2.{rest}"
-    number = 3 * block + layer + 1 if side == "down" else 3 * block + layer
+        return f"output_blocks.{first + layers_per_block}.2.{rest}"
+    number = first + layer + (side == "down")
     blocks = "input_blocks" if side == "down" else "output_blocks"
     return _join(f"{blocks}.{number}.{0 if kind == 'resnets' else 1}", _inner(kind, rest))
 
