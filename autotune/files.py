@@ -1,6 +1,7 @@
 """Files that are whole or absent. Owns the one way this project puts bytes on a disk."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import DiskError
@@ -23,7 +24,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.replace(path)
         fsync_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise DiskError(
             f"{path} ({len(content):,} bytes) can't be written: {error.strerror or error}.",
             "Free disk space or choose another folder; what was there before is intact.",

@@ -27,16 +27,18 @@ def probe(task: Task, tell: Tell) -> Probed:
     """Find the plan that fits the task's device and keep the profile. Raises AutotuneError."""
     reading = read_device(task, tell)
     with warm_worker(task, reading, tell) as warm:
-        ready = open_job(warm, tell)
+        ready = open_job(task, warm, tell)
         result, reference = search_and_keep(task, reading, warm, tell)
         return Probed(reading, ready, result, reference)
 
 
-def open_job(warm: WarmWorker, tell: Tell) -> Ready:
+def open_job(task: Task, warm: WarmWorker, tell: Tell) -> Ready:
     """Start the worker and tell what it made. Raises what the workload raises, before any trial."""
     ready = warm.ready
     check_job(ready.job)
     tell(JobEvent(ready))
+    for note in task.ladder.notes(ready.job.recipe):
+        tell(NoteEvent(note))
     return ready
 
 

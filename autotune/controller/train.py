@@ -33,7 +33,7 @@ def train(task: Task, tell: Tell, *, fit: bool) -> Trained:
     """
     reading = read_device(task, tell)
     with warm_worker(task, reading, tell) as warm:
-        ready = open_job(warm, tell)
+        ready = open_job(task, warm, tell)
         plan = _fitted_plan(task, reading, warm, tell) if fit else ready.job.recipe.plan
         try:
             return Trained(plan, warm.worker.run(plan))

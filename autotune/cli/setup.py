@@ -1,0 +1,82 @@
+"""From options to a Task, shared by the commands. Reads config files; starts nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.controller.task import Task
+from autotune.device.probe import DefaultDevice, detect_default_device
+from autotune.device.session import DeviceSpec
+from autotune.errors import ConfigError
+from autotune.store.directory import DirectoryStore
+from autotune.store.places import profiles_directory
+from autotune.trial.ladder_file import load_ladder
+from autotune.units import parse_size
+
+TRAINER = "trainer.workload:create"
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options both commands have."""
+
+    configs: Sequence[Path]
+    overrides: Sequence[str]
+    device: str
+    ladder: str
+    vram_limit: str | None
+    profiles: Path | None
+
+
+def choose_device(text: str) -> DefaultDevice:
+    """The device named, or for `auto` the card if one can be used, else a virtual GPU, with the reason."""
+    if text.strip().lower() == "auto":
+        return detect_default_device()
+    return DefaultDevice(DeviceSpec.parse(text), "")
+
+
+def make_task(common: Common, device: DeviceSpec, workload: str | None, worker_log: Path | None) -> Task:
+    """The task behind the options. Raises ConfigError for a limit, ladder or workload that can't be read."""
+    limit = _limit(common.vram_limit)
+    return Task(
+        workload or TRAINER,
+        factory_config(common),
+        device,
+        load_ladder(common.ladder),
+        open_store(common.profiles),
+        limit,
+        worker_log,
+    )
+
+
+def factory_config(common: Common) -> dict[str, Any]:
+    """What the workload's factory gets: absolute config paths in order, and the overrides."""
+    return {
+        "configs": [str(path.absolute()) for path in common.configs],
+        "set": list(common.overrides),
+    }
+
+
+def open_store(profiles: Path | None) -> DirectoryStore:
+    """The store named by --profiles, else the user's own. A repository's `profiles/` takes no simulation."""
+    if profiles is None:
+        return DirectoryStore(profiles_directory())
+    committed = profiles.absolute().name == "profiles" and (profiles.absolute().parent / ".git").exists()
+    return DirectoryStore(profiles, allow_simulated=not committed)
+
+
+def logging_folder(common: Common) -> Path:
+    """Where the config wants its logs: `logs` unless logging_dir says otherwise. Raises ConfigError."""
+    from trainer.config.loader import load_config
+
+    return Path(load_config(common.configs, common.overrides).config.logging_dir)
+
+
+def _limit(text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise ConfigError(f"--vram-limit: {error}.") from None

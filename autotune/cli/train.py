@@ -1,0 +1,63 @@
+"""`autotune train`: the config, fitted if asked, trained to the end."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.cli.console import Screen
+from autotune.cli.setup import Common, choose_device, logging_folder, make_task
+from autotune.controller.events import Event, NoteEvent
+from autotune.controller.run_log import RunLog
+from autotune.controller.train import Trained, train
+from autotune.errors import ConfigError
+from autotune.units import format_mib
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The command's options, as parsed."""
+
+    configs: Sequence[Path]
+    overrides: Sequence[str]
+    fit_vram: bool
+    device: str
+    ladder: str
+    vram_limit: str | None
+    profiles: Path | None
+
+    @property
+    def common(self) -> Common:
+        """Those that `probe` has too."""
+        return Common(
+            self.configs, self.overrides, self.device, self.ladder, self.vram_limit, self.profiles
+        )
+
+
+def run(options: TrainOptions) -> None:
+    """Train and say what was written. Raises AutotuneError."""
+    if not options.configs:
+        raise ConfigError("no config was given.", "Give one with --config config.toml.")
+    folder = logging_folder(options.common)
+    with RunLog(folder) as log, Screen() as screen:
+
+        def tell(event: Event) -> None:
+            log.tell(event)
+            screen.tell(event)
+
+        device = choose_device(options.device)
+        if device.reason:
+            tell(NoteEvent(device.reason))
+        task = make_task(options.common, device.spec, None, folder / "worker.log")
+        trained = train(task, tell, fit=options.fit_vram)
+        tell(NoteEvent(_closing(trained)))
+        screen.console.print(f"logs     {log.log_path} and {log.events_path.name}")
+
+
+def _closing(trained: Trained) -> str:
+    summary = trained.summary
+    peak = summary["statistics"]["allocated_bytes.all.peak"]
+    changed = "" if summary["largest_change"] else ", but its weights are all zero: nothing was learned"
+    return (
+        f"{summary['steps']} steps done; last loss {summary['last_loss']:.4f}; the LoRA has "
+        f"{summary['modules']} modules{changed}; peak allocated in the last phase {format_mib(peak)}"
+    )
