@@ -164,9 +164,7 @@ def _sample(session: TrainingSession, stem: str, report: Report) -> list[str]:
         try:
             session.sample(path, prompt, config.sample_steps)
         except torch.OutOfMemoryError as error:
-            report(
-                _note(f"picture {path.name} skipped, training is not touched: {str(error).splitlines()[0]}")
-            )
+            report(_note(f"picture {path.name} skipped, training is not touched: {str(error).splitlines()[0]}"))
             continue
         report({"event": "file", "kind": "picture", "path": str(path)})
         files.append(str(path))

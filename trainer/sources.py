@@ -65,9 +65,7 @@ class LatentSource:
         if not self.config.cache_latents:
             return self._encode(samples, flips, step)
         with self.device.host():
-            stacked = torch.stack(
-                [self.cache.get(self._key(s, f)) for s, f in zip(samples, flips, strict=True)]
-            )
+            stacked = torch.stack([self.cache.get(self._key(s, f)) for s, f in zip(samples, flips, strict=True)])
         return self.device.place(stacked)
 
     def flip(self, sample: Sample, step: int) -> bool:

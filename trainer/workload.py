@@ -88,9 +88,7 @@ class LoraWorkload:
         )
         smallest = min(min(size) for size in config.resolution)
         floor = min(RESOLUTION_FLOORS[self._components.family], smallest)
-        return Recipe(
-            plan, config.effective_batch, 1, {"batch_size": 1, "resolution": floor, "network_dim": 4}
-        )
+        return Recipe(plan, config.effective_batch, 1, {"batch_size": 1, "resolution": floor, "network_dim": 4})
 
     def _description(self) -> dict[str, Any]:
         config = self._config

@@ -77,7 +77,7 @@ class Screen:
                 self.console.print(f"         {reading.budget.explain()}", soft_wrap=True)
                 for note in reading.notes:
                     self._note(note)
-            case JobEvent(ready):
+            case JobEvent():
                 self._job(event)
             case TrialEvent(number, step):
                 self._hide("trial")

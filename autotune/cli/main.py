@@ -26,14 +26,10 @@ Configs = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key=value that wins over the files; may be repeated.")
 ]
-Device = Annotated[
-    str, typer.Option(help="auto, cuda, cuda:N or virtual:SIZE (the CPU with counted memory).")
-]
+Device = Annotated[str, typer.Option(help="auto, cuda, cuda:N or virtual:SIZE (the CPU with counted memory).")]
 LadderName = Annotated[str, typer.Option("--ladder", help="classic, lossless-first, or a TOML file of rungs.")]
 VramLimit = Annotated[str | None, typer.Option(help="Use at most this much device memory, such as 8GiB.")]
-Profiles = Annotated[
-    Path | None, typer.Option(help="Folder of profiles (default: the user's data folder).")
-]
+Profiles = Annotated[Path | None, typer.Option(help="Folder of profiles (default: the user's data folder).")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -87,7 +83,8 @@ def train(
     config: Configs = None,
     overrides: Overrides = None,
     fit_vram: Annotated[
-        bool, typer.Option("--fit-vram", help="Fit the config to the card first: by profile, else by probing.")
+        bool,
+        typer.Option("--fit-vram", help="Fit the config to the card first: by profile, else by probing."),
     ] = False,
     device: Device = "auto",
     ladder: LadderName = "classic",
@@ -98,9 +95,7 @@ def train(
     """Train a LoRA from your config, as written or, with --fit-vram, as far as it must change to fit."""
     from autotune.cli import train as command
 
-    options = command.TrainOptions(
-        config or [], overrides or [], fit_vram, device, ladder, vram_limit, profiles
-    )
+    options = command.TrainOptions(config or [], overrides or [], fit_vram, device, ladder, vram_limit, profiles)
     _run(lambda: command.run(options), debug)
 
 

@@ -38,14 +38,13 @@ def choose_device(text: str) -> DefaultDevice:
 
 def make_task(common: Common, device: DeviceSpec, workload: str | None, worker_log: Path | None) -> Task:
     """The task behind the options. Raises ConfigError for a limit, ladder or workload that can't be read."""
-    limit = _limit(common.vram_limit)
     return Task(
         workload or TRAINER,
         factory_config(common),
         device,
         load_ladder(common.ladder),
         open_store(common.profiles),
-        limit,
+        parse_limit(common.vram_limit),
         worker_log,
     )
 
@@ -73,7 +72,8 @@ def logging_folder(common: Common) -> Path:
     return Path(load_config(common.configs, common.overrides).config.logging_dir)
 
 
-def _limit(text: str | None) -> int | None:
+def parse_limit(text: str | None) -> int | None:
+    """The bytes of --vram-limit, or None. Raises ConfigError."""
     if text is None:
         return None
     try:

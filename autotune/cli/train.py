@@ -28,9 +28,7 @@ class TrainOptions:
     @property
     def common(self) -> Common:
         """Those that `probe` has too."""
-        return Common(
-            self.configs, self.overrides, self.device, self.ladder, self.vram_limit, self.profiles
-        )
+        return Common(self.configs, self.overrides, self.device, self.ladder, self.vram_limit, self.profiles)
 
 
 def run(options: TrainOptions) -> None:

@@ -70,9 +70,7 @@ def choose_reserve(display_active: bool | None, pages_to_host: bool) -> Reserve:
     `display_active` None (could not be read) counts as no display: desktop drivers do tell.
     """
     if pages_to_host:
-        return Reserve(
-            WDDM_RESERVE_BYTES, "Windows or WSL2 pages memory to the host when the card is nearly full"
-        )
+        return Reserve(WDDM_RESERVE_BYTES, "Windows or WSL2 pages memory to the host when the card is nearly full")
     if display_active:
         return Reserve(DISPLAY_RESERVE_BYTES, "a display is active and its use grows")
     return Reserve(HEADLESS_RESERVE_BYTES, "no display is active")

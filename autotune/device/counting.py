@@ -90,8 +90,8 @@ class CountingMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep Dynamo's wrapper away: it costs a microsecond on every operation, and compiled code may be traced
-        through this method without harm."""
+        """Keep Dynamo's wrapper away: it costs a microsecond on every operation, and compiled code may be
+        traced through this method without harm."""
         return False
 
     def _settle(self, tensor: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> int:

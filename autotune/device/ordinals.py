@@ -117,9 +117,7 @@ def _enumerate(gpus: Sequence[GpuReading], environ: Mapping[str, str]) -> list[C
     by_address = sorted(gpus, key=_address)
     if environ.get(ORDER, "").upper() != "PCI_BUS_ID":
         by_address.sort(key=_speed, reverse=True)  # stable: like cards stay in the order of their addresses
-    return [
-        device for gpu in by_address for device in (_instances(gpu) if gpu.mig_enabled else [CudaDevice(gpu)])
-    ]
+    return [device for gpu in by_address for device in (_instances(gpu) if gpu.mig_enabled else [CudaDevice(gpu)])]
 
 
 def _choose(ordered: list[CudaDevice], text: str | None) -> tuple[list[CudaDevice], bool, str]:
@@ -131,15 +129,11 @@ def _choose(ordered: list[CudaDevice], text: str | None) -> tuple[list[CudaDevic
     for entry in entries:
         device = _find(ordered, entry)
         if device is None or device in chosen:
-            chosen = (
-                chosen if device is None else []
-            )  # CUDA: an unknown one ends the list, a repeat empties it
+            chosen = chosen if device is None else []  # CUDA: an unknown one ends the list, a repeat empties it
             break
         chosen.append(device)
     named = len([part for part in text.split(",") if part.strip()])
-    problem = (
-        "" if len(chosen) == named else f"{VISIBLE}={text!r} shows {len(chosen)} of {named} named devices."
-    )
+    problem = "" if len(chosen) == named else f"{VISIBLE}={text!r} shows {len(chosen)} of {named} named devices."
     chosen = _only_one_instance(chosen)
     return chosen, bool(entries) and isinstance(entries[0], int), problem
 

@@ -141,9 +141,7 @@ def detect_default_device(
     cards = ", ".join(gpu.name for gpu in machine.gpus)
     there = f"There is {cards}, but" if cards else "No NVIDIA card can be used:"
     why = "; ".join(problems) or answer.reason
-    return DefaultDevice(
-        DEFAULT_VIRTUAL, f"{there} {why.rstrip('.')}. {DEFAULT_VIRTUAL} stands in, on the CPU."
-    )
+    return DefaultDevice(DEFAULT_VIRTUAL, f"{there} {why.rstrip('.')}. {DEFAULT_VIRTUAL} stands in, on the CPU.")
 
 
 def pages_to_host(gpu: GpuReading) -> bool:
@@ -218,9 +216,7 @@ def _with_memory(device: CudaDevice, told: MemoryUse, note: str) -> GpuReading:
     return replace(gpu, mig_instances=tuple(filled if i is instance else i for i in gpu.mig_instances))
 
 
-def _pick(
-    machine: MachineReading, ordinals: Ordinals, ordinal: int, environ: Mapping[str, str]
-) -> CudaDevice:
+def _pick(machine: MachineReading, ordinals: Ordinals, ordinal: int, environ: Mapping[str, str]) -> CudaDevice:
     if ordinal < len(ordinals.devices):
         return ordinals.devices[ordinal]
     shown = len(ordinals.devices)

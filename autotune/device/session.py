@@ -1,7 +1,7 @@
 """The one interface of every device inside a worker: `cuda`, `null` and `virtual` differ only behind it.
 
-Owns the protocol and the device's spelling (`cuda:0`, `null:rtx-3060-12gb`, `virtual:2GiB`); opens a session by
-importing the right backend. Must never touch a device in the controller's process: only workers open sessions.
+Owns the protocol and the device's spelling (`cuda:0`, `null:rtx-3060-12gb`, `virtual:2GiB`); opens a session
+by importing the right backend. Must never touch a device in the controller: only workers open sessions.
 """
 
 from contextlib import AbstractContextManager

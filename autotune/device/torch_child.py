@@ -69,9 +69,7 @@ def _describe_device(torch: Any, ordinal: int, memory: bool, use: bool) -> dict[
         if memory:
             free, device["total_bytes"] = torch.cuda.mem_get_info(ordinal)
             device["free_bytes"] = max(free, _available_host_bytes(properties))
-    except (
-        Exception
-    ) as error:  # the card is busy, too old for this build, out of memory: all say so themselves
+    except Exception as error:  # the card is busy, too old for this build, out of memory: all say so themselves
         device["problem"] = _first_line(error)
     return device
 

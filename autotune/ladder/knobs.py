@@ -154,8 +154,4 @@ def _lower_size(size: Size, floor: int) -> Size | None:
 
 def _nearest_on_grid(numerator: int, denominator: int) -> int:
     """numerator / denominator rounded to the nearest multiple of the step, halves up, in whole numbers."""
-    return (
-        (2 * numerator + RESOLUTION_STEP * denominator)
-        // (2 * RESOLUTION_STEP * denominator)
-        * RESOLUTION_STEP
-    )
+    return (2 * numerator + RESOLUTION_STEP * denominator) // (2 * RESOLUTION_STEP * denominator) * RESOLUTION_STEP

@@ -47,9 +47,7 @@ def render_receipts(
     `recipe_alpha` is the recipe's network_alpha, where the workload has one.
     """
     changes = compare_plans(recipe.plan, plan, knobs)
-    lines = [
-        describe_change(change, knobs) + _detail(change, recipe, plan, recipe_alpha) for change in changes
-    ]
+    lines = [describe_change(change, knobs) + _detail(change, recipe, plan, recipe_alpha) for change in changes]
     return (
         *(lines or ["nothing changes: the recipe fits as written"]),
         _what_stays(recipe, plan, recipe_alpha, knobs),

@@ -133,9 +133,7 @@ class Walk:
         for place, visit in enumerate(self.visits):
             if visit.step.plan == plan:
                 before, after = self.visits[:place], self.visits[place + 1 :]
-                return (
-                    (*before, replace(visit, source=Source.TRIAL), *after) if visit.fits == fits else before
-                )
+                return (*before, replace(visit, source=Source.TRIAL), *after) if visit.fits == fits else before
         awaited = self.next()
         if awaited and awaited.plan == plan:
             return (*self.visits, Visit(awaited, fits, Source.TRIAL))

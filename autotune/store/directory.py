@@ -123,9 +123,7 @@ def _read(path: Path) -> Profile:
         with path.open("rb") as file:
             return parse_profile(file.read(MAX_PROFILE_BYTES + 1), str(path))
     except OSError as error:
-        raise DiskError(
-            f"{path} can't be read: {error.strerror or error}.", "Check its permissions."
-        ) from error
+        raise DiskError(f"{path} can't be read: {error.strerror or error}.", "Check its permissions.") from error
 
 
 def _read_quietly(path: Path) -> Profile | None:

@@ -61,9 +61,7 @@ def tiny_configs(family: str) -> dict[str, Config]:
 def build_meta(family: str) -> Components:
     """The full-size model of `family` on the meta device: names, shapes and structure, no memory."""
     configs = family_configs(family)
-    make = {
-        name: build(partial(_make, name, config)) for name, config in configs.items() if name != "scheduler"
-    }
+    make = {name: build(partial(_make, name, config)) for name, config in configs.items() if name != "scheduler"}
     encoders = tuple(module for name, module in make.items() if name.startswith("text_encoder"))
     tokenizers = tuple(clip_tokenizer(pad) for pad in (END, ZERO)[: len(encoders)])
     scheduler = noise_scheduler(configs["scheduler"])

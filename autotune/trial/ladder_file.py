@@ -27,9 +27,7 @@ def load_ladder(name_or_path: str | Path) -> Ladder:
             f"Built in: {', '.join(LADDERS)}. Or give the path of a TOML file.",
         ) from None
     except OSError as error:
-        raise ConfigError(
-            f"ladder file {path} can't be read: {error.strerror}.", "Check the path."
-        ) from error
+        raise ConfigError(f"ladder file {path} can't be read: {error.strerror}.", "Check the path.") from error
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"ladder file {path}: byte {error.start} is not UTF-8.", "Save the file as UTF-8."

@@ -231,6 +231,17 @@ def _quote(tail: str) -> str:
 
 
 def _innermost_frame(stacks: str) -> str:
-    """`file.py:12 (function)` of the thread that faulthandler names as current, once all of it is written."""
-    found = re.search(r"^Current thread .*:\n  File \"(.+)\", line (\d+) in (.+)\n", stacks, re.MULTILINE)
-    return f"{PurePath(found[1]).name}:{found[2]} ({found[3]})" if found else ""
+    """`file.py:12 (function)` where the main thread is, once faulthandler has written all of it: its stack comes
+    last and ends at `_run_module_as_main`. Frames of the standard library say little and are passed over."""
+    if "in _run_module_as_main" not in stacks:
+        return ""
+    last = re.split(r"^(?:Current t|T)hread .*:$", stacks, flags=re.MULTILINE)[-1]
+    frames = re.findall(r"^  File \"(.+)\", line (\d+) in (.+)$", last, re.MULTILINE)
+    path, line, function = next((frame for frame in frames if not _is_standard(frame[0])), frames[0])
+    return f"{PurePath(path).name}:{line} ({function})"
+
+
+def _is_standard(path: str) -> bool:
+    return path.startswith("<frozen") or bool(
+        re.search(r"/lib/python3\.\d+/(?!site-packages/|dist-packages/)", path)
+    )

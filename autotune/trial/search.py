@@ -181,9 +181,7 @@ def _next_to_try(walk: Walk, taken: Sequence[SearchStep]) -> Step | None:
 def _try_once(warm: WarmWorker, plan: Plan, steps: int) -> TrialReport:
     report = warm.worker.trial(plan, steps)
     if not report.reusable:
-        warm.discard(
-            f"the worker can't be used again after {describe_plan(plan)}: {_why_not_reusable(report)}"
-        )
+        warm.discard(f"the worker can't be used again after {describe_plan(plan)}: {_why_not_reusable(report)}")
     return report
 
 

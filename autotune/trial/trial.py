@@ -263,9 +263,7 @@ def _over_budget(meter: Meter) -> tuple[str, str] | None:
     if budget is None or largest.peak_reserved_bytes + context <= budget:
         return None
     beside = f" and the context's {format_mib(context)}" if context else ""
-    reason = (
-        f"reserved {format_mib(largest.peak_reserved_bytes)}{beside} pass the budget of {format_mib(budget)}"
-    )
+    reason = f"reserved {format_mib(largest.peak_reserved_bytes)}{beside} pass the budget of {format_mib(budget)}"
     return reason, largest.phase
 
 

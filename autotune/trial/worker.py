@@ -115,25 +115,31 @@ class Server:
             Op.OPEN: self._open,
             Op.TRIAL: self._trial,
             Op.RUN: self._run,
+            Op.CLOSE: lambda request: (Say.CLOSED, {}),
         }
 
     def serve(self) -> None:
         """Answer until asked to close."""
-        while True:
-            request_id: Any = None
-            try:
-                request = decode(self._channel.requests.get())
-                request_id = request.get("id")
-                if request.get("op") == Op.CLOSE:
-                    self._channel.send(Say.CLOSED, id=request_id)
-                    return
-                kind, body = self._answer(request)
-                self._channel.send(kind, id=request_id, body=body)
-            except (Exception, SystemExit) as error:
-                traceback.print_exc()
-                failure = describe_failure(error)
-                oom.forget(error)
-                self._channel.send(Say.ERROR, id=request_id, body=failure.to_json())
+        while self._respond(self._channel.requests.get()):
+            pass
+
+    def _respond(self, line: bytes) -> bool:
+        """Answer one request, with an error if need be; whether to go on."""
+        request_id: Any = None
+        try:
+            request = decode(line)
+            request_id = request.get("id")
+            kind, body = self._answer(request)
+            self._channel.send(kind, id=request_id, body=body)
+            return kind is not Say.CLOSED
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()
+            failure = describe_failure(error)
+            oom.forget(error)
+        if self._bench is not None:  # a run that failed must not cost what comes next
+            settle(self._bench.device, self._bench.baseline_bytes)
+        self._channel.send(Say.ERROR, id=request_id, body=failure.to_json())
+        return True
 
     def _answer(self, request: Mapping[str, Any]) -> tuple[Say, Mapping[str, Any]]:
         operation = self._operations.get(str(request.get("op")))
@@ -262,9 +268,7 @@ def _collected_warnings() -> Iterator[list[str]]:
             yield lines
         finally:
             for warning in caught:
-                text = warnings.formatwarning(
-                    warning.message, warning.category, warning.filename, warning.lineno
-                )
+                text = warnings.formatwarning(warning.message, warning.category, warning.filename, warning.lineno)
                 print(text, file=sys.stderr, end="", flush=True)
                 line = " ".join(str(warning.message).split())
                 if warning.category is UserWarning and line not in lines:

@@ -41,9 +41,7 @@ class Adapter:
 
     def parameters(self, prefix: str = "lora_") -> list[nn.Parameter]:
         """Trainable weights of the pairs whose name starts with `prefix` (`lora_unet_`, `lora_te`)."""
-        return [
-            weight for pair in self.pairs if pair.name.startswith(prefix) for weight in (pair.down, pair.up)
-        ]
+        return [weight for pair in self.pairs if pair.name.startswith(prefix) for weight in (pair.down, pair.up)]
 
     def detach(self) -> None:
         """Take the layers off again; the base modules are what they were before."""

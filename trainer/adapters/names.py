@@ -7,9 +7,7 @@ all of its layers. Text encoders are named `lora_te` (SD 1.x) or `lora_te1`/`lor
 
 import re
 
-_LAYERS = re.compile(
-    r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)(?:\.(.*))?"
-)
+_LAYERS = re.compile(r"(down|up)_blocks\.(\d+)\.(resnets|attentions|downsamplers|upsamplers)\.(\d+)(?:\.(.*))?")
 _MIDDLE = re.compile(r"mid_block\.(resnets|attentions)\.(\d+)(?:\.(.*))?")
 _RESNET = {
     "conv1": "in_layers.2",

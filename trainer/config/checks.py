@@ -55,17 +55,13 @@ def settle(draft: Draft) -> None:
 def _train_something(draft: Draft) -> None:
     if draft.get("network_train_unet_only") and draft.get("network_train_text_encoder_only"):
         key = "network_train_text_encoder_only"
-        raise draft.fault(
-            key, "and network_train_unet_only = true leave nothing to train.", "Keep one of them."
-        )
+        raise draft.fault(key, "and network_train_unet_only = true leave nothing to train.", "Keep one of them.")
     rates = {
         "unet_lr": not draft.get("network_train_text_encoder_only"),
         "text_encoder_lr": not draft.get("network_train_unet_only"),
     }
     general = draft.get("learning_rate")
-    active = [
-        general if draft.get(key) is None else draft.get(key) for key, trained in rates.items() if trained
-    ]
+    active = [general if draft.get(key) is None else draft.get(key) for key, trained in rates.items() if trained]
     if not any(active):
         key = "learning_rate" if general == 0 else next(key for key, trained in rates.items() if trained)
         raise draft.fault(key, "leaves nothing to train: every learning rate is 0.", "Set one, such as 1e-4.")
@@ -101,9 +97,7 @@ def _cut_resolution(draft: Draft) -> None:
     sizes = draft.get("resolution")
     cut = tuple(dict.fromkeys((width // 8 * 8, height // 8 * 8) for width, height in sizes))
     if cut != sizes:
-        draft.notes.append(
-            f"resolution = {shown(sizes)} is read as {shown(cut)}: sides are multiples of 8 pixels"
-        )
+        draft.notes.append(f"resolution = {shown(sizes)} is read as {shown(cut)}: sides are multiples of 8 pixels")
         draft.values["resolution"] = cut
 
 
@@ -111,9 +105,7 @@ def _round_bucket_step(draft: Draft) -> None:
     step = draft.get("bucket_reso_steps")
     rounded = max(8, -(-step // 8) * 8)
     if rounded != step:
-        draft.notes.append(
-            f"bucket_reso_steps = {step} is read as {rounded}: a latent pixel is 8 pixels wide"
-        )
+        draft.notes.append(f"bucket_reso_steps = {step} is read as {rounded}: a latent pixel is 8 pixels wide")
         draft.values["bucket_reso_steps"] = rounded
 
 
@@ -160,13 +152,11 @@ def _name_default_alpha(draft: Draft) -> None:
 
 
 def _name_wild_rate(draft: Draft) -> None:
-    wild = [
-        key for key in ("learning_rate", "unet_lr", "text_encoder_lr") if (draft.values.get(key) or 0) >= 0.1
-    ]
+    wild = [key for key in ("learning_rate", "unet_lr", "text_encoder_lr") if (draft.values.get(key) or 0) >= 0.1]
     if wild:
         draft.notes.append(
-            f"{wild[0]} = {shown(draft.values[wild[0]])} is far too high for {draft.get('optimizer_type')}: it suits"
-            " optimizers that set their own rate, such as Prodigy; 1e-4 is usual here"
+            f"{wild[0]} = {shown(draft.values[wild[0]])} is far too high for {draft.get('optimizer_type')}:"
+            " it suits optimizers that set their own rate, such as Prodigy; 1e-4 is usual here"
         )
 
 
@@ -202,9 +192,7 @@ def _prompts_in(draft: Draft, path: Path) -> tuple[str, ...]:
     from trainer.config.text import read_text
 
     if path.suffix.lower() != ".txt":
-        draft.notes.append(
-            f"known, not used yet: sample_prompts = {path}: only .txt files of prompts are read"
-        )
+        draft.notes.append(f"known, not used yet: sample_prompts = {path}: only .txt files of prompts are read")
         return ()
     lines = [line.strip() for line in read_text(path).text.splitlines()]
     return tuple(line for line in lines if line and not line.startswith("#"))

@@ -10,7 +10,7 @@ from typing import Any
 from autotune.errors import ConfigError
 from trainer.config.documents import Document
 from trainer.config.gui import gui_notes, is_gui, plain_name, refuse_other_adapters, resolve_gui
-from trainer.config.known import FIELDS, is_interface, is_neutral
+from trainer.config.known import FIELDS, is_interface, is_known, is_neutral, suggestion
 from trainer.config.meanings import meaning_of
 from trainer.config.values import SpellingFault, parse_bool, shown
 
@@ -114,11 +114,7 @@ def _entries(written: Iterable[Written], dialect: Dialect) -> tuple[list[Entry],
             raise SpellingFault(f"{key} = {shown(raw)} {fault.reason}", fault.way_out) from fault
         entries += [Entry(name, value, place) for name, value in meaning.values]
         notes += meaning.notes
-        if (
-            dialect is Dialect.KOHYA
-            and key not in FIELDS
-            and [name for name, _ in meaning.values if name != key]
-        ):
+        if dialect is Dialect.KOHYA and key not in FIELDS and [name for name, _ in meaning.values if name != key]:
             notes += _renamed(key, meaning.values)
     if idle:
         notes.append(f"not needed here, so not used: {', '.join(idle)}")
@@ -142,7 +138,7 @@ def _refuse_foreign(document: Document) -> None:
 
 
 def _refuse_strangers(document: Document, entries: list[Entry], flat: Mapping[str, Any]) -> None:
-    if not entries and not any(is_interface(key) for key in flat):
+    if not entries and not any(is_known(key) or suggestion(key) for key in flat):
         names = ", ".join(shown(key) for key in list(flat)[:4])
         raise ConfigError(f"{document.name} holds no training setting (its keys: {names}).", _USE_OURS)
 
@@ -170,16 +166,12 @@ def _is_language_job(values: Mapping[str, Any]) -> bool:
 
 def _is_dataset_config(values: Mapping[str, Any]) -> bool:
     general = values.get("general")
-    lone = (
-        isinstance(general, dict) and len(values) == 1 and not general.keys() & {"output_dir", "network_dim"}
-    )
+    lone = isinstance(general, dict) and len(values) == 1 and not general.keys() & {"output_dir", "network_dim"}
     return isinstance(values.get("datasets"), list) or lone
 
 
 def _is_easy_training(values: Mapping[str, Any]) -> bool:
-    return any(
-        isinstance(section, dict) and isinstance(section.get("args"), dict) for section in values.values()
-    )
+    return any(isinstance(section, dict) and isinstance(section.get("args"), dict) for section in values.values())
 
 
 def _is_ai_toolkit(values: Mapping[str, Any]) -> bool:

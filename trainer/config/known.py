@@ -215,6 +215,11 @@ def is_interface(key: str) -> bool:
     return key in INTERFACE or (key not in KNOWN and key.startswith(_INTERFACE_PREFIXES))
 
 
+def is_known(key: str) -> bool:
+    """Whether the key is in any of the tables."""
+    return is_interface(key) or key in FIELDS | ALIASES.keys() | SPECIAL | KNOWN.keys()
+
+
 def is_neutral(key: str, value: object) -> bool:
     """Whether the value asks for nothing, so that not honouring the key loses nothing."""
     empty = (

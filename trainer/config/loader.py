@@ -105,9 +105,7 @@ def _take_override(draft: Draft, folders: dict[str, Path], override: str) -> Non
     key, equals, text = override.partition("=")
     key = key.strip().removeprefix("--").replace("-", "_")
     if not equals or not key:
-        raise ConfigError(
-            f"{OVERRIDE} {shown(override)} is not key=value.", "Write --set train_batch_size=2."
-        )
+        raise ConfigError(f"{OVERRIDE} {shown(override)} is not key=value.", "Write --set train_batch_size=2.")
     try:
         if is_interface(key):
             raise SpellingFault("is not needed here and would have no effect.", "Leave it out.")

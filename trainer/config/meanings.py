@@ -93,9 +93,7 @@ def _to_disk(key: str, raw: object) -> Meaning:
     if not parse_bool(raw):
         return Meaning()
     cached = key.removesuffix("_to_disk")
-    return Meaning(
-        ((cached, True),), (f"{key} = true: read as {cached}; the trainer says where it keeps them",)
-    )
+    return Meaning(((cached, True),), (f"{key} = true: read as {cached}; the trainer says where it keeps them",))
 
 
 def _precision_flag(key: str, raw: object) -> Meaning:

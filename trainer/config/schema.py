@@ -25,9 +25,7 @@ class TrainConfig(BaseModel):
     # base model
     pretrained_model_name_or_path: str
     vae: str | None = None
-    clip_skip: Annotated[int, Field(ge=1, le=12)] | None = (
-        None  # SD 1.x only: take the n-th last hidden state
-    )
+    clip_skip: Annotated[int, Field(ge=1, le=12)] | None = None  # SD 1.x only: take the n-th last hidden state
 
     # data
     train_data_dir: str

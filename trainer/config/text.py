@@ -58,9 +58,7 @@ def read_bytes(path: Path) -> bytes:
         raise ConfigError(f"{path} does not exist: {nearest_parent(path)}.", _similar_to(path)) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"{path} can't be read: {reason}.", "Check the path and its permissions."
-        ) from error
+        raise ConfigError(f"{path} can't be read: {reason}.", "Check the path and its permissions.") from error
     if len(content) > LIMIT_BYTES:
         raise ConfigError(
             f"{path} is larger than {LIMIT_BYTES:,} bytes, too large for a config file.",
@@ -99,9 +97,7 @@ def nearest_parent(path: Path) -> str:
 
 
 def _configs_in(folder: Path) -> str:
-    names = sorted(
-        entry.name for entry in folder.iterdir() if entry.suffix in {".toml", ".json", ".yaml", ".yml"}
-    )
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in {".toml", ".json", ".yaml", ".yml"})
     return f"It holds {', '.join(names[:5])}." if names else "It holds no .toml, .json or .yaml file."
 
 
@@ -137,12 +133,13 @@ def _printable(text: str, name: str) -> str:
 
 
 def _utf16_order(content: bytes) -> str | None:
-    """UTF-16 without a mark: settings are mostly ASCII, so every second byte is mostly zero."""
+    """UTF-16 without a mark: settings are mostly ASCII, so every second byte is often zero."""
     half = len(content) // 2
     if len(content) % 2 == 0 and half:
-        if content[1::2].count(0) > 0.7 * half:
+        even, odd = content[0::2].count(0), content[1::2].count(0)
+        if even == 0 and odd > 0.3 * half:
             return "utf-16-le"
-        if content[0::2].count(0) > 0.7 * half:
+        if odd == 0 and even > 0.3 * half:
             return "utf-16-be"
     return None
 
@@ -184,9 +181,7 @@ def _is_chinese(word: str) -> bool:
 
 def _is_western(word: str) -> bool:
     wide = [letter for letter in word if not letter.isascii()]
-    return len(wide) <= len(word) - len(wide) and all(
-        re.match("[À-ÖØ-öø-ÿŒœŠšŽž]", letter) for letter in wide
-    )
+    return len(wide) <= len(word) - len(wide) and all(re.match("[À-ÖØ-öø-ÿŒœŠšŽž]", letter) for letter in wide)
 
 
 _PLAUSIBLE: dict[str, Callable[[str], bool]] = {

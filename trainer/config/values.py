@@ -165,8 +165,8 @@ def _size(raw: object) -> Size:
 
 def _numbers(raw: object) -> list[object]:
     if isinstance(raw, str):
-        text = raw.strip().strip("()[]")
-        return [part for part in re.split(r"\s*[,xX×*]\s*|\s+", text) if part]
+        text = raw.strip().strip("()[]").strip()
+        return list(re.split(r"\s*[,xX×*]\s*|\s+", text))
     if isinstance(raw, list | tuple):
         return list(raw)
     if isinstance(raw, bool) or not isinstance(raw, int | float):
@@ -214,9 +214,7 @@ def _choice(raw: object, spellings: Mapping[str, str], names: tuple[str, ...]) -
     value = spellings.get(value, value) if value not in names else value
     if value in names:
         return value
-    raise SpellingFault(
-        "is not one that this version has.", f"Choose {', '.join(names[:-1])} or {names[-1]}."
-    )
+    raise SpellingFault("is not one that this version has.", f"Choose {', '.join(names[:-1])} or {names[-1]}.")
 
 
 def parse_format(raw: object) -> str:

@@ -46,10 +46,7 @@ class CaptionReader:
             self._missing_note(),
             _note(self._empty, "caption files are empty and train with an empty caption"),
             _note(self._longer, "caption files have more lines than one: only the first is used"),
-            *(
-                f"{file}: not UTF-8, read as {encoding}. Save it as UTF-8."
-                for file, encoding in self._guessed
-            ),
+            *(f"{file}: not UTF-8, read as {encoding}. Save it as UTF-8." for file, encoding in self._guessed),
         ]
         return tuple(line for line in lines if line)
 

@@ -56,9 +56,7 @@ def check_images(paths: Iterable[Path]) -> tuple[str, ...]:
     unsupported, or a decompression bomb with its megapixels.
     """
     findings = _map_quietly(_examine, paths)
-    raise_problems(
-        [(finding.path, finding.problem) for finding in findings if finding.problem], len(findings)
-    )
+    raise_problems([(finding.path, finding.problem) for finding in findings if finding.problem], len(findings))
     see_through = [finding.path for finding in findings if finding.alpha]
     moving = [finding.path for finding in findings if finding.animated]
     return (

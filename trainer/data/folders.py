@@ -145,9 +145,7 @@ def _why_ignored(child: Concept) -> str:
 
 def _loose_note(here: Concept) -> tuple[str, ...]:
     count = len(here.images)
-    return (
-        (f"{count} images directly in {here.folder} are ignored beside N_concept folders.",) if count else ()
-    )
+    return (f"{count} images directly in {here.folder} are ignored beside N_concept folders.",) if count else ()
 
 
 def _describe(root: Path, children: Sequence[Concept]) -> str:

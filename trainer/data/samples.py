@@ -108,9 +108,7 @@ def _table_notes(table: Path, root: Path, listed: Sequence[Path]) -> Iterable[st
         yield f"{table.name}: {double} rows name an image that another row has; each row trains."
     folders = {root, *(path.parent for path in listed)}
     known = {path.resolve() for path in listed}
-    unlisted = [
-        image for folder in folders for image in concept_of(folder).images if image.resolve() not in known
-    ]
+    unlisted = [image for folder in folders for image in concept_of(folder).images if image.resolve() not in known]
     if unlisted:
         yield f"{len(unlisted)} images have no row in {table.name} and are not used ({_names(unlisted)})."
 
@@ -123,9 +121,7 @@ def _leave_out_small(
         return list(entries), ()
     what = f"have a side below bucket_reso_steps ({config.bucket_reso_steps} pixels) with bucket_no_upscale"
     if len(small) == len(sizes):
-        raise DataError(
-            f"all {len(small)} images {what}.", "Turn bucket_no_upscale off or use larger images."
-        )
+        raise DataError(f"all {len(small)} images {what}.", "Turn bucket_no_upscale off or use larger images.")
     kept = [entry for entry in entries if entry.path not in set(small)]
     return kept, (f"{len(small)} images {what} and are left out ({_names(small)}).",)
 

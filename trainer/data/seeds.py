@@ -44,9 +44,7 @@ def caption_for(sample: "Sample", config: TrainConfig, seed: int) -> str:
     """
     if draw_uniform(seed, "caption dropout") < config.caption_dropout_rate:
         return ""
-    return (
-        _shuffle_tags(sample.caption, config.keep_tokens, seed) if config.shuffle_caption else sample.caption
-    )
+    return _shuffle_tags(sample.caption, config.keep_tokens, seed) if config.shuffle_caption else sample.caption
 
 
 def _shuffle_tags(caption: str, keep_tokens: int, seed: int) -> str:

@@ -103,9 +103,7 @@ def _missing(path: Path) -> ModelError:
     parent = next(p for p in path.absolute().parents if p.exists())
     way_out = "Check pretrained_model_name_or_path."
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.suffix:
-        way_out = (
-            "Models are not downloaded from the Hugging Face hub: download it and give its folder or file."
-        )
+        way_out = "Models are not downloaded from the Hugging Face hub: download it and give its folder or file."
     elif parent == path.absolute().parent:
         names = sorted(p.name for p in parent.iterdir()) if parent.is_dir() else []
         close = difflib.get_close_matches(path.name, names, n=1)
@@ -170,9 +168,7 @@ def _weight_names() -> list[str]:
 
 
 def _expected_name(component: str) -> str:
-    return (
-        "model.safetensors" if component.startswith("text_encoder") else "diffusion_pytorch_model.safetensors"
-    )
+    return "model.safetensors" if component.startswith("text_encoder") else "diffusion_pytorch_model.safetensors"
 
 
 def _check_shards(weights: Path) -> None:
@@ -212,9 +208,7 @@ def _detect_file(path: Path) -> Detected:
         obstacle = _channels_obstacle(shapes[UNET_PREFIX + "input_blocks.0.0.weight"][1])
     if not obstacle and f"{VAE_PREFIX}decoder.conv_in.weight" not in shapes:
         raise ModelError(f"{path} has no VAE inside.", "Use the full checkpoint, not the U-Net alone.")
-    return Detected(
-        family, "single-file", header.kind, f"{_FAMILY_NAMES[family]}, {_dtypes(header)}", obstacle
-    )
+    return Detected(family, "single-file", header.kind, f"{_FAMILY_NAMES[family]}, {_dtypes(header)}", obstacle)
 
 
 def _file_family(shapes: Shapes) -> tuple[Family, str]:
@@ -261,9 +255,7 @@ def _channels_obstacle(channels: int) -> str:
 
 
 def _refuse_fp8(path: Path, header: Header) -> None:
-    dtypes = sorted(
-        {i.dtype for i in header.tensors.values() if i.dtype.upper().startswith(("F8", "FLOAT8"))}
-    )
+    dtypes = sorted({i.dtype for i in header.tensors.values() if i.dtype.upper().startswith(("F8", "FLOAT8"))})
     if dtypes:
         raise ModelError(
             f"{path} holds 8-bit float weights ({', '.join(dtypes)}), too coarse to train on.",
@@ -272,9 +264,7 @@ def _refuse_fp8(path: Path, header: Header) -> None:
 
 
 def _dtypes(header: Header) -> str:
-    return "/".join(
-        sorted({info.dtype for name, info in header.tensors.items() if name.startswith(UNET_PREFIX)})
-    )
+    return "/".join(sorted({info.dtype for name, info in header.tensors.items() if name.startswith(UNET_PREFIX)}))
 
 
 def _has(shapes: Shapes, pattern: str) -> bool:

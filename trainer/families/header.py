@@ -55,9 +55,7 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as file:
             return _read(file, path)
     except OSError as error:
-        raise ModelError(
-            f"{path} can't be read: {error.strerror}.", "Check the file's permissions."
-        ) from None
+        raise ModelError(f"{path} can't be read: {error.strerror}.", "Check the file's permissions.") from None
 
 
 def _read(file: IO[bytes], path: Path) -> Header:
@@ -136,9 +134,7 @@ def _unpickle(file: IO[bytes], path: Path) -> object:
     try:
         return _InertUnpickler(file, encoding="latin-1").load()
     except Exception:  # any byte may be wrong in a damaged pickle, and each fails in its own way
-        raise ModelError(
-            f"{path} is no PyTorch checkpoint that can be read, or is damaged.", _AGAIN
-        ) from None
+        raise ModelError(f"{path} is no PyTorch checkpoint that can be read, or is damaged.", _AGAIN) from None
 
 
 class _Inert:

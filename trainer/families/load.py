@@ -179,9 +179,7 @@ def _load_file(
         unet = _unet_from_state(state, family, dtype, path, pooled_width)
     except KeyError as error:
         raise _incomplete(path, error) from None
-    vae = (
-        load_vae(vae_path, family, vae_dtype) if vae_path else _vae_from_state(state, family, vae_dtype, path)
-    )
+    vae = load_vae(vae_path, family, vae_dtype) if vae_path else _vae_from_state(state, family, vae_dtype, path)
     tokenizers = [clip_tokenizer(END)] + ([clip_tokenizer(ZERO)] if family == "sdxl" else [])
     return Components(family, unet, vae, encoders, tuple(tokenizers), _scheduler(_marks(state), v_prediction))
 
@@ -226,9 +224,7 @@ def _texts_from_state(
     return (first, filled), config["projection_dim"]
 
 
-def _clip_from_state(
-    state: State, family: str, prefix: str, dtype: torch.dtype, source: Path
-) -> CLIPTextModel:
+def _clip_from_state(state: State, family: str, prefix: str, dtype: torch.dtype, source: Path) -> CLIPTextModel:
     config: Config = clip_config(family, _shapes(state, prefix))
     encoder = build(partial(CLIPTextModel, CLIPTextConfig(**config)))
     return fill(encoder, state, lambda name: layout.clip_place(_flat(name), prefix), dtype, source)
@@ -264,6 +260,4 @@ def _scheduler(config: Mapping[str, Any], v_prediction: bool | None) -> DDPMSche
 
 
 def _incomplete(path: Path, error: KeyError) -> ModelError:
-    return ModelError(
-        f"{path} lacks the weight {error.args[0]}.", "The file is incomplete: download it again."
-    )
+    return ModelError(f"{path} lacks the weight {error.args[0]}.", "The file is incomplete: download it again.")

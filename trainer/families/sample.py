@@ -66,9 +66,7 @@ def _check(size: Size, steps: int) -> None:
 
 
 @contextmanager
-def _left_as_found(
-    components: Components, device: DeviceSession, resident: Sequence[nn.Module]
-) -> Iterator[None]:
+def _left_as_found(components: Components, device: DeviceSession, resident: Sequence[nn.Module]) -> Iterator[None]:
     modes = {part: part.training for module in components.modules for part in module.modules()}
     try:
         for module in resident:
@@ -121,9 +119,7 @@ def _denoise(
     return latents
 
 
-def _start(
-    components: Components, size: Size, seed: int, device: DeviceSession
-) -> tuple[Tensor, Tensor | None]:
+def _start(components: Components, size: Size, seed: int, device: DeviceSession) -> tuple[Tensor, Tensor | None]:
     """The first latents, pure noise from the seed, and SDXL's time ids of an uncropped picture."""
     channels = components.unet.config.in_channels
     with device.host():

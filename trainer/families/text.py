@@ -35,9 +35,7 @@ class Conditioning:
         return Conditioning(change(self.hidden), None if self.pooled is None else change(self.pooled))
 
 
-def encode_prompts(
-    components: Components, captions: Sequence[str], clip_skip: int | None = None
-) -> Conditioning:
+def encode_prompts(components: Components, captions: Sequence[str], clip_skip: int | None = None) -> Conditioning:
     """Encode `captions` with the text encoders, on the device where these are.
 
     SD 1.x: the last hidden state, or with `clip_skip` n the n-th last, through the final layer norm. SDXL:

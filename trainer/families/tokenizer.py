@@ -25,6 +25,7 @@ _MERGES = VOCABULARY_SIZE - 2 * 256 - 2
 _VOCABULARY_FILES = ("tokenizer.json", "vocab.json")
 
 
+@cache
 def clip_tokenizer(pad_token: str = END) -> CLIPTokenizer:
     """CLIP's tokenizer from the shipped merges, padding with `pad_token` (`END`, or `ZERO` for SDXL's
     second)."""

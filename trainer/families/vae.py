@@ -36,9 +36,7 @@ def decode_latents(vae: AutoencoderKL, latents: Tensor, *, check: bool = True) -
     """Pixels (B, 3, 8h, 8w) in float32, in [-1, 1], of scaled `latents` (B, 4, h, w). Errors as
     `encode_latents`."""
     with torch.no_grad(), _own_precision(latents):
-        decoded: Tensor = vae.decode(
-            (latents / vae.config.scaling_factor).to(_dtype(vae)), return_dict=False
-        )[0]
+        decoded: Tensor = vae.decode((latents / vae.config.scaling_factor).to(_dtype(vae)), return_dict=False)[0]
     if check:
         _require_finite(decoded, vae, "pixels")
     return decoded.float().clamp(-1, 1)

@@ -51,7 +51,9 @@ def fill(module: Module, state: State, place_of: PlaceOf, dtype: torch.dtype, so
     missing or of another shape.
     """
     loaded = {
-        name: _take(state, place_of(name), parameter, source).to(dtype, copy=True)
+        name: _take(state, place_of(name), parameter, source).to(
+            dtype, copy=True, memory_format=torch.contiguous_format
+        )
         for name, parameter in module.state_dict().items()
     }
     module.load_state_dict(loaded, assign=True)
@@ -102,17 +104,14 @@ def _can_be_mapped(path: Path) -> bool:
 
 
 def _culprit(error: Exception) -> str:
-    match = re.search(r"(?:GLOBAL|global:?) ([\w.]+)", str(error)) or re.search(
-        r"Unsupported operand (\d+)", str(error)
-    )
+    """What the pickle wants, as torch's message names it: `GLOBAL posix.system was not an allowed global`."""
+    match = re.search(r"GLOBAL ([\w.]+)", str(error)) or re.search(r"[Uu]nsupported \w+:? ([\w.]+)", str(error))
     return f" ({match.group(1)})" if match else ""
 
 
 def _take(state: State, place: Place, like: Tensor, source: Path) -> Tensor:
     if place.name not in state:
-        raise ModelError(
-            f"{source} lacks the weight {place.name}.", "The file is incomplete: download it again."
-        )
+        raise ModelError(f"{source} lacks the weight {place.name}.", "The file is incomplete: download it again.")
     tensor = state[place.name]
     if place.third is not None:
         tensor = tensor.chunk(3)[place.third]

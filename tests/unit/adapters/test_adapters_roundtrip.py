@@ -75,9 +75,7 @@ def test_diffusers_reloads_the_file_with_equal_outputs(tiny, base, text_encoders
         reloaded = encode_prompts(theirs, ["a photo of a cat"])
     assert (outputs(pipe.unet, conditioning) - expected).abs().max() <= TOLERANCE
     assert (reloaded.hidden - conditioning.hidden).abs().max() <= TOLERANCE
-    assert (plain - expected).abs().max() > 100 * TOLERANCE, (
-        "the adapter must matter for this test to mean much"
-    )
+    assert (plain - expected).abs().max() > 100 * TOLERANCE, "the adapter must matter for this test to mean much"
 
 
 def test_detaching_gives_the_base_model_back(tiny):

@@ -11,9 +11,7 @@ from PIL import Image
 from trainer.config.schema import TrainConfig
 
 # No deadline: a promise never depends on how busy the machine is.
-settings.register_profile(
-    "steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("steady", deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
 
 Draw = Callable[..., Path]
@@ -24,9 +22,7 @@ Configure = Callable[..., TrainConfig]
 def draw(tmp_path: Path) -> Draw:
     """Writes a picture of one colour: draw("10_cat/a.png", (64, 48), caption="a cat")."""
 
-    def draw_one(
-        name: str, size: tuple[int, int] = (64, 48), caption: str | None = None, **save: Any
-    ) -> Path:
+    def draw_one(name: str, size: tuple[int, int] = (64, 48), caption: str | None = None, **save: Any) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", size, (200, 100, 50)).save(path, **save)
@@ -42,8 +38,6 @@ def configure(tmp_path: Path) -> Configure:
     """A config on the temporary folder; keywords override."""
 
     def configure_one(**values: Any) -> TrainConfig:
-        return TrainConfig(
-            **{"pretrained_model_name_or_path": "m", "train_data_dir": str(tmp_path), **values}
-        )
+        return TrainConfig(**{"pretrained_model_name_or_path": "m", "train_data_dir": str(tmp_path), **values})
 
     return configure_one

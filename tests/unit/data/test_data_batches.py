@@ -44,9 +44,7 @@ def test_the_order_is_the_same_on_every_machine_and_differs_by_epoch_and_seed() 
 
 
 @given(st.lists(SHAPES, max_size=30), st.integers(1, 9))
-def test_microbatches_hold_one_shape_and_lose_no_sample(
-    shapes: list[tuple[int, int]], batch_size: int
-) -> None:
+def test_microbatches_hold_one_shape_and_lose_no_sample(shapes: list[tuple[int, int]], batch_size: int) -> None:
     parts = microbatches(range(len(shapes)), shapes.__getitem__, batch_size)
     assert sorted(index for part in parts for index in part) == list(range(len(shapes)))
     assert all(0 < len(part) <= batch_size for part in parts)

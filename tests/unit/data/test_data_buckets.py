@@ -27,9 +27,7 @@ RESOLUTIONS = st.sampled_from([(256, 256), (448, 448), (512, 512), (512, 768), (
 
 
 def config_of(**values: Any) -> TrainConfig:
-    return TrainConfig(
-        pretrained_model_name_or_path="m", train_data_dir="d", **{"enable_bucket": True, **values}
-    )
+    return TrainConfig(pretrained_model_name_or_path="m", train_data_dir="d", **{"enable_bucket": True, **values})
 
 
 def dataset_of(*sizes: tuple[int, int]) -> Dataset:
@@ -129,9 +127,7 @@ def test_without_upscaling_a_small_picture_is_floored_and_a_large_one_shrunk() -
 def test_a_smaller_resolution_moves_the_shortest_side_down_with_a_note() -> None:
     config = config_of(min_bucket_reso=512)
     assert buckets_for((256, 256), config) == ((256, 256),)
-    assert bucket_notes([(256, 256)], config) == (
-        "buckets for 256x256 use sides 256 to 1024, not 512 to 1024.",
-    )
+    assert bucket_notes([(256, 256)], config) == ("buckets for 256x256 use sides 256 to 1024, not 512 to 1024.",)
     assert bucket_notes([(512, 512)], config) == ()
 
 
@@ -154,9 +150,7 @@ def test_a_step_the_vae_cannot_take_is_refused(step: int) -> None:
 
 
 @given(st.lists(SIZES, max_size=30), st.lists(RESOLUTIONS, min_size=1, max_size=3))
-def test_the_table_counts_every_sample(
-    sizes: list[tuple[int, int]], resolutions: list[tuple[int, int]]
-) -> None:
+def test_the_table_counts_every_sample(sizes: list[tuple[int, int]], resolutions: list[tuple[int, int]]) -> None:
     dataset = dataset_of(*sizes)
     table = bucket_table(dataset, resolutions, config_of())
     assert sum(table.values()) == len(sizes)

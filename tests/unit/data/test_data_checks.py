@@ -43,9 +43,7 @@ def test_what_is_no_picture_is_called_what_it_is(tmp_path: Path, data: bytes, re
     assert reason in caught.value.fact
 
 
-def test_a_decompression_bomb_is_refused_with_its_megapixels(
-    draw: Draw, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decompression_bomb_is_refused_with_its_megapixels(draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
     path = draw("big.png", (2000, 1500))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
     with pytest.raises(DataError, match=r"big\.png \(3 megapixels, over the limit of 2"):

@@ -141,8 +141,6 @@ def test_a_table_that_is_not_there_is_an_error(configure: Configure, tmp_path: P
 
 
 def test_a_table_in_gbk_is_read_with_a_note(configure: Configure, tmp_path: Path) -> None:
-    dataset = load_table(
-        configure, tmp_path, "filename,prompt\na.png,一只猫\nb.png,一只狗坐着\n".encode("gbk")
-    )
+    dataset = load_table(configure, tmp_path, "filename,prompt\na.png,一只猫\nb.png,一只狗坐着\n".encode("gbk"))
     assert rows_of(dataset)[0] == ("a.png", "一只猫")
     assert any("read as gbk" in note for note in dataset.notes)

@@ -55,9 +55,7 @@ def test_folders_without_a_number_are_ignored_by_name(draw: Draw, configure: Con
     assert "1 images directly in" in note_with(dataset, "are ignored beside")
 
 
-def test_pictures_too_deep_or_of_another_kind_are_named(
-    draw: Draw, configure: Configure, tmp_path: Path
-) -> None:
+def test_pictures_too_deep_or_of_another_kind_are_named(draw: Draw, configure: Configure, tmp_path: Path) -> None:
     draw("1_cat/a.png", caption="x")
     draw("1_cat/more/b.png")
     (tmp_path / "1_cat/c.heic").write_bytes(b"x")
@@ -104,9 +102,7 @@ def test_linked_pictures_and_folders_are_followed(draw: Draw, configure: Configu
     assert [sample.caption for sample in dataset.samples] == ["cat", "dog", "dog"]
 
 
-def test_the_configured_caption_file_wins_and_the_other_kind_is_hinted(
-    draw: Draw, configure: Configure
-) -> None:
+def test_the_configured_caption_file_wins_and_the_other_kind_is_hinted(draw: Draw, configure: Configure) -> None:
     picture = draw("1_cat/a.png", caption="from txt")
     picture.with_suffix(".caption").write_text("from caption")
     draw("1_cat/b.png", caption="only txt")
@@ -166,9 +162,7 @@ def test_a_folder_without_images_says_what_it_has(draw: Draw, configure: Configu
         (tmp_path / name).write_text("x")
     with pytest.raises(DataError) as caught:
         load_dataset(configure())
-    assert (
-        "1 .mp4, 2 .txt, folder 1_dogs (no images directly in it), folder cats (1 images" in caught.value.fact
-    )
+    assert "1 .mp4, 2 .txt, folder 1_dogs (no images directly in it), folder cats (1 images" in caught.value.fact
     assert "rename it 10_cats" in caught.value.way_out
 
 
@@ -227,7 +221,6 @@ def test_loading_changes_no_file(draw: Draw, configure: Configure, tmp_path: Pat
     shutil.copytree(tmp_path, copy)
     load_dataset(configure())
     contents = [
-        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-        for root in (tmp_path, copy)
+        {p.relative_to(root): p.read_bytes() for p in root.rglob("*") if p.is_file()} for root in (tmp_path, copy)
     ]
     assert contents[0] == contents[1]

@@ -59,9 +59,7 @@ def test_a_machine_without_the_library_can_be_captured_too(library: Path, tmp_pa
 def test_pynvml_finds_the_library_by_itself_in_a_child(library: Path) -> None:
     environ = fake_nvml.replay_environment(library, fake_nvml.capture_path("two-mixed"), os.environ)
     code = "from autotune.device.nvml import read_nvml; print([gpu.name for gpu in read_nvml().gpus])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert "GTX 1060 6GB" in done.stdout
     assert "RTX 3090" in done.stdout
 

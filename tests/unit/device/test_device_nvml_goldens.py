@@ -79,9 +79,7 @@ def _describe(name: str, library: Path) -> dict[str, Any]:
         "cuda": [f"{device.uuid} {device.name}" for device in ordinals.devices],
         "cuda_order_certain": ordinals.certain,
         "cuda_notes": ordinals.notes,
-        "budgets": [
-            _budget(machine, name, library, environ, n) for n in range(max(len(ordinals.devices), 1))
-        ],
+        "budgets": [_budget(machine, name, library, environ, n) for n in range(max(len(ordinals.devices), 1))],
     }
     return dict(json.loads(json.dumps(described)))
 

@@ -19,9 +19,7 @@ OLD = GpuReading(0, "GTX 1060", "GPU-aa00", "00000000:01:00.0", compute_capabili
 FAST = GpuReading(1, "RTX 3090", "GPU-ab11", "00000000:02:00.0", compute_capability=(8, 6), cores=10496)
 TWIN = replace(FAST, index=2, uuid="GPU-ac22", pci_bus_id="00000000:03:00.0")
 SLICES = tuple(MigInstance(f"A100 MIG {n}", f"MIG-{n}000", MemoryUse(), ()) for n in "ab")
-MIG = GpuReading(
-    0, "A100", "GPU-ff", "0:7:0.0", compute_capability=(8, 0), mig_enabled=True, mig_instances=SLICES
-)
+MIG = GpuReading(0, "A100", "GPU-ff", "0:7:0.0", compute_capability=(8, 0), mig_enabled=True, mig_instances=SLICES)
 BY_ADDRESS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -61,9 +59,7 @@ def test_the_list_is_read_as_cuda_reads_it(text: str, entries: list[int] | list[
     assert parse_visible(text) == entries
 
 
-@pytest.mark.parametrize(
-    "text", ["", "-1", "0", "1,0", "0,-1,1", "0,x,1", "0,0", "1gpu,2ampere", "GPU-a,GPU-b"]
-)
+@pytest.mark.parametrize("text", ["", "-1", "0", "1,0", "0,-1,1", "0,x,1", "0,0", "1gpu,2ampere", "GPU-a,GPU-b"])
 def test_the_list_is_read_as_torch_reads_it(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.cuda import _parse_visible_devices
 

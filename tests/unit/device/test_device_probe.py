@@ -31,9 +31,7 @@ class Torch:
         return self._answer
 
 
-def device(
-    name: str, uuid: str = "", free: int | None = None, problem: str = "", pci: str = ""
-) -> TorchDevice:
+def device(name: str, uuid: str = "", free: int | None = None, problem: str = "", pci: str = "") -> TorchDevice:
     return TorchDevice(name, uuid, pci, (8, 6), 16 * GIB, free, problem)
 
 
@@ -104,10 +102,7 @@ def test_when_cuda_fails_too_both_reasons_are_told(replay: Replay) -> None:
     with replay("gb10-no-memory-info"), pytest.raises(DeviceError) as caught:
         reading_for(CUDA_0, {}, ask=Torch())
     assert "not supported on this card" in caught.value.fact
-    assert (
-        "CUDA could not be asked instead: the installed torch 2.13.0+cpu is built without"
-        in caught.value.fact
-    )
+    assert "CUDA could not be asked instead: the installed torch 2.13.0+cpu is built without" in caught.value.fact
     assert "--vram-limit" in caught.value.way_out
 
 

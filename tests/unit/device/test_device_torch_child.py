@@ -99,9 +99,7 @@ def test_a_driver_that_hangs_is_given_up(tmp_path: Path) -> None:
 
 
 def test_the_childs_own_folder_does_not_shadow_the_standard_library(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom pathlib import Path\nassert not any(Path(p).name == 'device' for p in sys.path)\n"
-    )
+    code = "import sys\nfrom pathlib import Path\nassert not any(Path(p).name == 'device' for p in sys.path)\n"
     assert ask(tmp_path, code + CARD).reason == ""
 
 

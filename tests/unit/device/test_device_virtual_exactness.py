@@ -87,9 +87,7 @@ OPERATIONS = [
 ]
 ACTIONS = ["make", "make", "run", "run", "run", "run", "place", "evict", "drop", "grow"]
 PLACES = ["scope", "scope", "host", "outside"]
-STEPS = st.tuples(
-    st.sampled_from(ACTIONS), st.integers(0, 1000), st.integers(1, 700), st.sampled_from(PLACES)
-)
+STEPS = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 1000), st.integers(1, 700), st.sampled_from(PLACES))
 
 
 def run_step(program, action, choice, size, where):

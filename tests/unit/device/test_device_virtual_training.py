@@ -215,9 +215,7 @@ def test_non_reentrant_checkpointing_saves_memory_and_changes_no_gradient(gpu, i
     gradients = [parameter.grad for parameter in network.parameters()]
     network.zero_grad()
     inputs.grad = None
-    saved_bytes = peak_of(
-        gpu, lambda: run(lambda part, hidden: checkpoint(part, hidden, use_reentrant=False))
-    )
+    saved_bytes = peak_of(gpu, lambda: run(lambda part, hidden: checkpoint(part, hidden, use_reentrant=False)))
     assert saved_bytes < plain_bytes
     assert all(torch.equal(one, two.grad) for one, two in zip(gradients, network.parameters(), strict=True))
 

@@ -95,9 +95,7 @@ def test_no_plan_is_under_a_floor_or_over_the_effective_batch(case):
             assert all(side >= min(floor, was) for side, was in zip(size, written, strict=True))
         assert step.plan.network_dim >= min(4, recipe.plan.network_dim)
         assert 1 <= step.plan.batch_size <= max(largest_batch(recipe), recipe.plan.batch_size)
-        assert (
-            step.plan.batch_size * recipe.accumulation(step.plan) * recipe.processes >= recipe.effective_batch
-        )
+        assert step.plan.batch_size * recipe.accumulation(step.plan) * recipe.processes >= recipe.effective_batch
 
 
 @given(cases())

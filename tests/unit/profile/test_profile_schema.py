@@ -62,9 +62,7 @@ def many_outcomes(count, phases=0):
         Outcome(plan.replace("batch_size", count - n), Verdict.OOM, Evidence.MEASURED, phases=peaks)
         for n in range(count)
     ]
-    fit = Outcome(
-        plan.replace("network_dim", 4), Verdict.FITS, Evidence.MEASURED, "", "", 1, 2, 3.0, phases=peaks
-    )
+    fit = Outcome(plan.replace("network_dim", 4), Verdict.FITS, Evidence.MEASURED, "", "", 1, 2, 3.0, phases=peaks)
     return [*failed, fit]
 
 

@@ -38,7 +38,9 @@ NCCL = (
     "NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled cuda error\nncclUnhandledCudaError: Call to CUDA function "
     "failed.\nLast error:\nCuda failure 2 'out of memory'"
 )
-NVML = 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1154, please report'
+NVML = (
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":1154, please report'
+)
 CPU_LINUX = (
     "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
     "allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)"
@@ -48,9 +50,7 @@ SHARED = (
     "DataLoader worker (pid 99) is killed by signal: Bus error. It is possible that dataloader's workers are out "
     "of shared memory. Please try to raise your shared memory limit."
 )
-TRITON = (
-    "out of resource: shared memory, Required: 131072, Hardware limit: 101376. Reducing block sizes may help."
-)
+TRITON = "out of resource: shared memory, Required: 131072, Hardware limit: 101376. Reducing block sizes may help."
 CAPTION = "caption 'CUDA out of memory. Tried to allocate' has no picture"
 
 
@@ -148,9 +148,7 @@ NOT_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more than 1EB memory."),
     RuntimeError("CUDA out of memory. Tried to allocate more than 1EB memory."),
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"),
-    RuntimeError(
-        "Watchdog caught collective operation timeout: WorkNCCL(ALLREDUCE) ran for 600054 milliseconds"
-    ),
+    RuntimeError("Watchdog caught collective operation timeout: WorkNCCL(ALLREDUCE) ran for 600054 milliseconds"),
     SystemExit(1),
 ]
 
@@ -230,9 +228,7 @@ def test_help_texts_of_pytorch_are_left_out_of_the_line() -> None:
         ("hipErrorOutOfMemory", None),
     ],
 )
-def test_the_request_read_from_the_text_is_never_more_than_what_was_asked(
-    text: str, size: int | None
-) -> None:
+def test_the_request_read_from_the_text_is_never_more_than_what_was_asked(text: str, size: int | None) -> None:
     assert requested_bytes(text) == size
 
 

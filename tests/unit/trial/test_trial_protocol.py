@@ -15,9 +15,7 @@ PLAN = Plan.of(batch_size=2, resolution=((512, 768),), gradient_checkpointing=Tr
 
 
 def test_a_report_survives_the_pipe() -> None:
-    outcome = Outcome(
-        PLAN, Verdict.OOM, Evidence.SIMULATED, "x\ny", "step", 5, 6, 1.5, (PhasePeak("open", 5, 6),)
-    )
+    outcome = Outcome(PLAN, Verdict.OOM, Evidence.SIMULATED, "x\ny", "step", 5, 6, 1.5, (PhasePeak("open", 5, 6),))
     report = TrialReport(outcome, Kind.DEVICE_MEMORY, False, 7, False, 8, "Traceback")
     assert TrialReport.from_json(decode(encode(report.to_json()))) == report
 

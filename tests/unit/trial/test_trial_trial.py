@@ -76,13 +76,11 @@ def test_the_step_time_is_the_median_of_the_steps_after_the_first() -> None:
         (Trouble.OOM_WRAPPED, "step"),
     ],
 )
-def test_an_oom_anywhere_is_an_outcome_with_its_place_and_leaves_nothing(
-    trouble: Trouble, phase: str
-) -> None:
+def test_an_oom_anywhere_is_an_outcome_with_its_place_and_leaves_nothing(trouble: Trouble, phase: str) -> None:
     report = try_trouble(trouble)
     assert report.outcome.verdict is Verdict.OOM
     assert report.outcome.failed_phase == phase
-    assert "Tried to allocate 64.00 GiB" in report.outcome.reason
+    assert "Tried to allocate 256.00 MiB" in report.outcome.reason
     assert "\n" not in report.outcome.reason
     assert (report.kind, report.clean, report.leftover_bytes) == (Kind.DEVICE_MEMORY, True, 0)
     assert report.reusable
