@@ -145,9 +145,7 @@ class TextModel(nn.Module):
 
 def _draw_batch(size: int, length: int) -> tuple[Tensor, Tensor]:
     """`size` sentences as letters [size, length], without the mark that gives them away, and 1 for questions."""
-    pairs = [
-        (text, label) for both in zip(QUESTIONS, STATEMENTS, strict=True) for text, label in zip(both, (1, 0))
-    ]
+    pairs = [pair for q, s in zip(QUESTIONS, STATEMENTS, strict=True) for pair in ((q, 1), (s, 0))]
     chosen = [pairs[index % len(pairs)] for index in range(size)]
     rows = [[ord(letter) for letter in text.rstrip("?.").ljust(length)[:length]] for text, _ in chosen]
     return torch.tensor(rows), torch.tensor([label for _, label in chosen])

@@ -1,4 +1,5 @@
 """What ran out is recognised by kind: the shapes people met, and the look-alikes."""
+# ruff: noqa: E501 - messages are quoted whole
 
 import errno
 

@@ -35,10 +35,10 @@ def test_an_error_for_the_user_keeps_its_class_its_words_and_its_traceback() -> 
 
 
 def test_an_error_class_that_only_the_worker_knows_arrives_as_its_nearest_parent() -> None:
-    class BrokenPicture(DataError):
+    class BrokenPictureError(DataError):
         pass
 
-    assert type(Failure.of_error(BrokenPicture("a.")).to_error()) is DataError
+    assert type(Failure.of_error(BrokenPictureError("a.")).to_error()) is DataError
 
 
 @pytest.mark.parametrize(

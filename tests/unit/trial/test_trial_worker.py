@@ -167,7 +167,7 @@ def test_an_interpreter_that_is_not_there_is_a_clear_error() -> None:
 def test_the_log_keeps_what_it_held_and_gets_what_the_worker_wrote(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("before\n")
-    with pytest.raises(WorkerError, match="Its log is .*train.log") as caught:
+    with pytest.raises(WorkerError, match=r"Its log is .*train\.log") as caught:
         make_worker("stuck:die", log_path=log).open()
     assert log.read_text().startswith("before\n")
     assert "the driver is too old" in log.read_text()
