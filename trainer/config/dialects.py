@@ -10,9 +10,9 @@ from typing import Any
 from autotune.errors import ConfigError
 from trainer.config.documents import Document
 from trainer.config.gui import gui_notes, is_gui, plain_name, refuse_other_adapters, resolve_gui
-from trainer.config.known import FIELDS, is_interface, is_known, is_neutral, suggestion
-from trainer.config.meanings import meaning_of
-from trainer.config.values import SpellingFault, parse_bool, shown
+from trainer.config.known import is_interface, is_known, is_neutral, suggestion
+from trainer.config.meanings import canonical_key, meaning_of
+from trainer.config.values import SpellingFault, is_true, shown
 
 
 class Dialect(StrEnum):
@@ -93,7 +93,7 @@ _TABLES = ("optimizer_args", "network_args")
 def _precision_once(written: list[Written]) -> list[Written]:
     """fp16 and bf16 are two switches for one setting: a false one says nothing when the other is true."""
     switches = {place[-1]: value for place, value in written if place[-1] in ("fp16", "bf16")}
-    on = {key for key, value in switches.items() if value not in (None, "") and parse_bool(value)}
+    on = {key for key, value in switches.items() if is_true(value)}
     if len(on) == 2:
         raise SpellingFault("fp16 and bf16 are both true.", "Keep one of them.")
     return [item for item in written if item[0][-1] not in switches or not on or item[0][-1] in on]
@@ -114,20 +114,12 @@ def _entries(written: Iterable[Written], dialect: Dialect) -> tuple[list[Entry],
             raise SpellingFault(f"{key} = {shown(raw)} {fault.reason}", fault.way_out) from fault
         entries += [Entry(name, value, place) for name, value in meaning.values]
         notes += meaning.notes
-        if dialect is Dialect.KOHYA and key not in FIELDS and [name for name, _ in meaning.values if name != key]:
-            notes += _renamed(key, meaning.values)
+        name = canonical_key(key)
+        if dialect is Dialect.KOHYA and name not in (None, key):
+            notes.append(f"{key} is read as {name}")
     if idle:
         notes.append(f"not needed here, so not used: {', '.join(idle)}")
     return entries, notes
-
-
-def _renamed(key: str, values: tuple[tuple[str, object], ...]) -> list[str]:
-    if len(values) == 1 and meaning_of(key, values[0][1]).values == values and key not in _SWITCHES:
-        return [f"{key} is read as {values[0][0]}"]
-    return []
-
-
-_SWITCHES = ("use_8bit_adam", "optimizer_args", "fp16", "bf16", "cache_latents_to_disk", "train_text_encoder")
 
 
 def _refuse_foreign(document: Document) -> None:

@@ -5,7 +5,7 @@ gate each other, the adapter type; never reads files.
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.config.values import SpellingFault, parse_bool, parse_float, shown
+from trainer.config.values import SpellingFault, is_true, parse_float, shown
 
 Written = tuple[tuple[str, ...], Any]
 
@@ -40,7 +40,7 @@ def refuse_other_adapters(flat: Mapping[str, Any]) -> None:
     """Raise SpellingFault when the file trains what is no plain LoRA, or a family that we don't have."""
     kind = str(flat.get("LoRA_type", "Standard")).strip()
     family = _FAMILIES.get(kind.lower()) or next(
-        (name for mark, name in _FAMILIES.items() if _on(flat.get(f"{mark}_checkbox"))), None
+        (name for mark, name in _FAMILIES.items() if is_true(flat.get(f"{mark}_checkbox"))), None
     )
     if family:
         raise SpellingFault(
@@ -96,7 +96,7 @@ def _unused(flat: Mapping[str, Any]) -> set[str]:
         unused.add("epoch")
     if not _number(flat, "unet_lr") and not _number(flat, "text_encoder_lr"):
         unused |= {"unet_lr", "text_encoder_lr"}  # both zero: learning_rate counts
-    if not _on(flat.get("sdxl")):
+    if not is_true(flat.get("sdxl")):
         unused |= {"sdxl_no_half_vae", "sdxl_cache_text_encoder_outputs"}
     return unused
 
@@ -139,10 +139,3 @@ def _number(flat: Mapping[str, Any], key: str) -> float:
         return parse_float(flat.get(key))
     except SpellingFault:
         return 0.0
-
-
-def _on(value: object) -> bool:
-    try:
-        return parse_bool(value)
-    except SpellingFault:
-        return False

@@ -208,16 +208,17 @@ v2 network_module network_args optimizer_args use_8bit_adam fp16 bf16 xformers s
 enable_xformers_memory_efficient_attention cache_latents_to_disk cache_text_encoder_outputs_to_disk
 train_text_encoder task_type
 """)  # fmt: skip
+_MEANT = FIELDS | ALIASES.keys() | SPECIAL | KNOWN.keys()
 
 
 def is_interface(key: str) -> bool:
     """Whether the key steers an interface, a launcher or another family only."""
-    return key in INTERFACE or (key not in KNOWN and key.startswith(_INTERFACE_PREFIXES))
+    return key in INTERFACE or (key.startswith(_INTERFACE_PREFIXES) and key not in _MEANT)
 
 
 def is_known(key: str) -> bool:
     """Whether the key is in any of the tables."""
-    return is_interface(key) or key in FIELDS | ALIASES.keys() | SPECIAL | KNOWN.keys()
+    return is_interface(key) or key in _MEANT
 
 
 def is_neutral(key: str, value: object) -> bool:
@@ -232,6 +233,5 @@ def is_neutral(key: str, value: object) -> bool:
 
 def suggestion(key: str) -> str:
     """ ": did you mean X?" for a key that looks like one we know, else nothing."""
-    names = FIELDS | ALIASES.keys() | SPECIAL | KNOWN.keys()
-    close = difflib.get_close_matches(key.strip().lower().replace("-", "_"), sorted(names), 1, 0.72)
+    close = difflib.get_close_matches(key.strip().lower().replace("-", "_"), sorted(_MEANT), 1, 0.72)
     return f": did you mean {close[0]}?" if close else ""

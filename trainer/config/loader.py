@@ -159,7 +159,16 @@ def _require(draft: Draft, paths: Sequence[Path], dialect: Dialect, whole_model:
         words = " and ".join(names.get(key, key) for key in missing)
         flags = " ".join(f"--set {key}=PATH" for key in missing)
         verb, it = ("are", "them") if len(missing) > 1 else ("is", "it")
-        raise ConfigError(f"{words} {verb} not set (read: {where}).", f"Add {it} to a file, or say {flags}.")
+        clues = "".join(f" {note}." for note in draft.notes if _is_clue(note, missing))
+        raise ConfigError(
+            f"{words} {verb} not set (read: {where}).{clues}", f"Add {it} to a file, or say {flags}."
+        )
+
+
+def _is_clue(note: str, missing: Sequence[str]) -> bool:
+    """Whether a note tells why a required key is missing: a misspelling, or a way in that we don't have."""
+    misspelt = any(f"did you mean {key}?" in note for key in missing)
+    return misspelt or ("train_data_dir" in missing and ("dataset_config =" in note or "in_json =" in note))
 
 
 def _find_prompts(draft: Draft, folders: dict[str, Path]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainer.config.known import ALIASES, FIELDS, KNOWN, is_neutral, suggestion
 from trainer.config.optimizers import optimizer_settings, split_arguments
-from trainer.config.values import UNSET, SpellingFault, parse_bool, parse_value, shown
+from trainer.config.values import UNSET, SpellingFault, is_true, parse_bool, parse_value, shown
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,8 @@ def _use_8bit_adam(key: str, raw: object) -> Meaning:
 
 def _attention(key: str, raw: object) -> Meaning:
     named = isinstance(raw, str) and raw.strip().lower() in ("xformers", "sdpa")
-    wanted = named or _is_true(raw)
+    wanted = named or is_true(raw)
     return Meaning(notes=(f"{key} = {shown(raw)}: attention is torch's SDPA, always",) if wanted else ())
-
-
-def _is_true(raw: object) -> bool:
-    try:
-        return parse_bool(raw)
-    except SpellingFault:
-        return False
 
 
 def _to_disk(key: str, raw: object) -> Meaning:

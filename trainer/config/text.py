@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.errors import ConfigError
 
-LIMIT_BYTES = 1 << 20  # a config of a mebibyte is a model passed by mistake
+LIMIT_BYTES = 1 << 18  # a larger "config" is a model or a picture passed by mistake
 
 _MARKS = (  # UTF-32 first: its little-endian mark starts with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32-le"),

@@ -85,6 +85,14 @@ def parse_bool(raw: object) -> bool:
     raise SpellingFault("is neither true nor false.", "Write true or false.")
 
 
+def is_true(raw: object) -> bool:
+    """Whether the value says yes; what is neither yes nor no does not."""
+    try:
+        return parse_bool(raw)
+    except SpellingFault:
+        return False
+
+
 _TRUE = frozenset(("true", "yes", "on", "1", "1.0"))
 _FALSE = frozenset(("false", "no", "off", "0", "0.0", "none"))
 

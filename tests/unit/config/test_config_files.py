@@ -153,7 +153,7 @@ def test_a_pipe_is_refused_not_waited_for(folder: Path) -> None:
         b'{"a":' * 50000,
         b"a = " + b"[" * 50000,
         b"a: " + b"[" * 3000,
-        b"a" * ((1 << 20) + 1),
+        b"a" * ((1 << 18) + 1),
     ],
     ids=lambda content: repr(content[:14]),
 )
@@ -171,10 +171,12 @@ def test_hostile_files_are_one_line_errors(folder: Path, content: bytes) -> None
 def test_no_bytes_at_all_crash_the_reader(folder: Path, content: bytes) -> None:
     path = folder / "config"
     path.write_bytes(content)
+    said = ""
     try:
         translate(read_document(path))
     except ConfigError as error:
-        assert "\n" not in str(error)
+        said = str(error)
+    assert "\n" not in said
 
 
 def test_an_alias_bomb_is_named_and_left_alone(load: Load) -> None:

@@ -120,6 +120,15 @@ def test_missing_keys_have_the_name_of_the_files_dialect(folder: Path) -> None:
         load_config([path])
 
 
+def test_a_misspelt_required_key_and_a_dataset_config_are_told_with_the_missing_key(folder: Path) -> None:
+    path = folder / "config.toml"
+    path.write_text('pretrained_model_name_or_pth = "model"\ndataset_config = "data.toml"\n')
+    with pytest.raises(ConfigError) as caught:
+        load_config([path])
+    assert "did you mean pretrained_model_name_or_path?" in str(caught.value)
+    assert "dataset_config = data.toml" in str(caught.value)
+
+
 def test_no_file_at_all_says_so() -> None:
     with pytest.raises(ConfigError, match="no config file"):
         load_config([])
