@@ -172,11 +172,15 @@ def _is_russian(word: str) -> bool:
     return lower_after_first and all(re.match("[А-Яа-яЁё]", letter) for letter in letters)
 
 
-def _is_chinese(word: str) -> bool:
-    """All of it in the 3,755 everyday characters of GB 2312 (lead bytes B0 to D7) or its punctuation."""
+def _is_chinese(word: str) -> float:
+    """1 for the 3,755 everyday characters of GB 2312 (lead bytes B0 to D7) and its punctuation, half for its
+    rarer ones (to F7), which words of other code pages look like.
+    """
     wide = "".join(letter for letter in word if not letter.isascii()).encode("gbk", "replace")
-    pairs = zip(wide[::2], wide[1::2], strict=False)
-    return all((0xB0 <= lead <= 0xD7 or 0xA1 <= lead <= 0xA3) and trail >= 0xA1 for lead, trail in pairs)
+    leads, trails = wide[::2], wide[1::2]
+    if any(trail < 0xA1 for trail in trails) or any(not 0xA1 <= lead <= 0xF7 for lead in leads):
+        return 0.0
+    return 1.0 if all(0xB0 <= lead <= 0xD7 or lead <= 0xA3 for lead in leads) else 0.5
 
 
 def _is_western(word: str) -> bool:
@@ -184,7 +188,7 @@ def _is_western(word: str) -> bool:
     return len(wide) <= len(word) - len(wide) and all(re.match("[À-ÖØ-öø-ÿŒœŠšŽž]", letter) for letter in wide)
 
 
-_PLAUSIBLE: dict[str, Callable[[str], bool]] = {
+_PLAUSIBLE: dict[str, Callable[[str], float]] = {
     "cp1251": _is_russian,
     "gbk": _is_chinese,
     "cp1252": _is_western,

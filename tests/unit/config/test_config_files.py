@@ -40,7 +40,13 @@ def test_utf16_with_a_big_endian_mark_reads(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "encoding", "name"),
-    [(RUSSIAN, "cp1251", "персонаж"), (CHINESE, "gbk", "人物"), (FRENCH, "cp1252", "modèle")],
+    [
+        (RUSSIAN, "cp1251", "персонаж"),
+        ('output_name = "喵喵"', "gbk", "喵喵"),
+        ('output_name = "ПРИВЕТ"', "cp1251", "ПРИВЕТ"),
+        (CHINESE, "gbk", "人物"),
+        (FRENCH, "cp1252", "modèle"),
+    ],
 )
 def test_local_code_pages_are_guessed_and_named(folder: Path, text: str, encoding: str, name: str) -> None:
     path = folder / "config.toml"
