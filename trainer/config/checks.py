@@ -104,14 +104,14 @@ def _cut_resolution(draft: Draft) -> None:
 def _round_bucket_step(draft: Draft) -> None:
     step = draft.get("bucket_reso_steps")
     rounded = max(8, -(-step // 8) * 8)
-    if rounded != step:
+    if step > 0 and rounded != step:
         draft.notes.append(f"bucket_reso_steps = {step} is read as {rounded}: a latent pixel is 8 pixels wide")
         draft.values["bucket_reso_steps"] = rounded
 
 
 def _fit_buckets(draft: Draft) -> None:
     """kohya asserts that every resolution lies between the bucket bounds, moved outward to the step."""
-    if not draft.get("enable_bucket") or draft.get("bucket_no_upscale"):
+    if not draft.get("enable_bucket") or draft.get("bucket_no_upscale") or draft.get("bucket_reso_steps") < 1:
         return
     step, least, most = (
         draft.get(f"{name}") for name in ("bucket_reso_steps", "min_bucket_reso", "max_bucket_reso")

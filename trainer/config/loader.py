@@ -115,7 +115,7 @@ def _take_override(draft: Draft, folders: dict[str, Path], override: str) -> Non
         raise ConfigError(f"{OVERRIDE} {key} = {shown(text)} {fault.reason}", fault.way_out) from fault
     unknown = [note for note in meaning.notes if note.startswith("unknown key")]
     if unknown:
-        raise ConfigError(f"{OVERRIDE}: {unknown[0]}.", "Use a key of the config files.")
+        raise ConfigError(f"{OVERRIDE}: {unknown[0]}", "Use a key of the config files.")
     draft.notes += [f"{OVERRIDE}: {note}" for note in meaning.notes]
     for name, value in values:
         _put_override(draft, folders, name, value)

@@ -1,15 +1,21 @@
 """load_config: the first users' files, precedence, origins, notes and required keys."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from autotune.errors import ConfigError
+from trainer.config.known import ALIASES, KNOWN, SPECIAL
 from trainer.config.loader import LoadedConfig, load_config
+from trainer.config.schema import TrainConfig
 
 Load = Callable[..., LoadedConfig]
 
@@ -220,6 +226,22 @@ def test_what_cannot_be_trained_is_refused_in_one_line(load: Load, line: str, sa
     assert said in str(caught.value)
     assert "config.toml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=12)
+VALUES = SCALARS | st.lists(SCALARS, max_size=3)
+KEYS = st.sampled_from(sorted(set(TrainConfig.model_fields) | ALIASES.keys() | SPECIAL | KNOWN.keys()))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(KEYS, VALUES, min_size=1, max_size=4))
+def test_any_value_of_any_key_loads_or_is_one_line(load: Load, values: dict[str, Any]) -> None:
+    said = ""
+    try:
+        load(json.dumps(values), name="settings.json")
+    except ConfigError as error:
+        said = str(error)
+    assert "\n" not in said
 
 
 def test_loading_imports_no_torch_and_no_parser_it_does_not_need() -> None:

@@ -192,7 +192,7 @@ def test_other_keys_are_not_rewritten(files: SimpleNamespace, folder: Path) -> N
         rewrite_config(files.toml, folder / "b", {"learning_rate": 1e-3})
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     kind=st.sampled_from(["toml", "json", "yaml", "gui"]),
     batch=st.integers(1, 64),
