@@ -10,7 +10,8 @@ new only if no input has it: some operations return an input, or a view of one, 
 
 Not seen, and so not counted: scratch memory inside one kernel (whatever an operation allocates and frees
 before it returns), operations of other threads, `storage.resize_` called on a storage itself, and memory
-wrapped without an operation (`torch.frombuffer`), which is host memory.
+wrapped without an operation (`torch.frombuffer`), which is host memory. PyTorch refuses
+higher-order operations (`flex_attention`, `torch.cond`) within a mode of this kind.
 """
 
 import re
