@@ -1,14 +1,32 @@
 """Factories that don't come back or can't be used. They import no torch, so that a worker starts quickly."""
 
+import ctypes
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 
 def create(config: Mapping[str, Any]) -> Any:
     """Wait for ever."""
     threading.Event().wait()
+
+
+def wait_with_a_child(config: Mapping[str, Any]) -> Any:
+    """Start a child, write both process numbers to the pipe at `tell`, and wait for ever."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    Path(config["tell"]).write_text(f"{os.getpid()} {child.pid}")
+    threading.Event().wait()
+
+
+def hold_the_interpreter(config: Mapping[str, Any]) -> Any:
+    """Write the process number to the pipe at `tell`, and sleep in C without letting other threads run."""
+    sleep = ctypes.PyDLL(None).sleep
+    Path(config["tell"]).write_text(str(os.getpid()))
+    sleep(100_000)
 
 
 def die(config: Mapping[str, Any]) -> Any:

@@ -1,5 +1,6 @@
 """One trial, in this process: what it runs, what it measures, how it fails and what it leaves behind."""
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,10 +12,10 @@ from autotune.device.session import Evidence
 from autotune.device.virtual import VirtualSession
 from autotune.errors import DataError
 from autotune.ladder.plan import Plan
-from autotune.trial.oom import Kind
+from autotune.trial.oom import Kind, forget
 from autotune.trial.outcome import Verdict
 from autotune.trial.protocol import TrialReport
-from autotune.trial.trial import Bench, run_trial
+from autotune.trial.trial import Bench, run_trial, settle
 from autotune.units import MIB
 from tests.workloads import troubled
 from tests.workloads.tiny_text import TinyText
@@ -88,7 +89,7 @@ def test_an_oom_anywhere_is_an_outcome_with_its_place_and_leaves_nothing(trouble
 
 def test_a_real_job_out_of_memory_in_backward_gives_every_byte_back_and_runs_again() -> None:
     """A failed backward pins storages that no garbage collection finds; the next trial must not pay for it."""
-    job = TinyText({"batch_size": 16})
+    job = TinyText({"batch_size": 16, "layers": 2, "length": 32})
     roomy = bench()
     plan = job.job().recipe.plan
     peak = run_trial(job, plan, roomy).outcome.peak_allocated_bytes
@@ -102,6 +103,28 @@ def test_a_real_job_out_of_memory_in_backward_gives_every_byte_back_and_runs_aga
     exact = run_trial(job, plan, bench(peak))
     assert exact.outcome.fits
     assert exact.outcome.peak_allocated_bytes == peak
+
+
+def test_what_a_failed_backward_pins_is_freed_though_garbage_collection_does_not_see_it() -> None:
+    """Branches of the graph that wait in the engine's queue when backward fails outlive the exception."""
+    device = VirtualSession(64 * MIB)
+
+    def fail_in_backward() -> None:
+        with device.scope():
+            early = torch.ones(256, 256, requires_grad=True)
+            branches = [(early * factor).square() for factor in range(4)]
+            hidden = troubled.Pass.apply(torch.ones(256, 256, requires_grad=True), Trouble.OOM_BACKWARD)
+            for branch in branches:
+                hidden = hidden * branch
+            hidden.sum().backward()
+
+    try:
+        fail_in_backward()
+    except torch.OutOfMemoryError as error:
+        forget(error)
+    gc.collect()
+    assert device.statistics()["allocated_bytes.all.current"] > 0
+    assert settle(device, 0).leftover_bytes == 0
 
 
 def test_the_need_of_a_plan_that_failed_is_at_least_what_it_held_plus_what_it_asked_for() -> None:
@@ -238,8 +261,10 @@ def test_checkpointing_and_smaller_microbatches_need_less_and_learn_the_same() -
         Plan.of(batch_size=4, gradient_checkpointing=False),
         Plan.of(batch_size=4, gradient_checkpointing=True),
     ):
-        job = TinyText({"batch_size": 16})
-        peaks.append(run_trial(job, plan, Bench(device, 0, lambda event: None)).outcome.peak_allocated_bytes)
+        job = TinyText({"batch_size": 16, "layers": 6, "length": 48})
+        peaks.append(
+            run_trial(job, plan, Bench(device, 0, lambda event: None), steps=2).outcome.peak_allocated_bytes
+        )
         with device.scope():
             session = job.open(plan, device)
             for _ in range(3):

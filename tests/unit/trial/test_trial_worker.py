@@ -193,23 +193,25 @@ def test_an_interrupted_controller_leaves_no_worker() -> None:
 CONTROLLER = """
 import sys
 from tests.unit.trial.test_trial_worker import make_worker
-from tests.workloads.troubled import Trouble, plan_with
-worker = make_worker("troubled:create")
-worker.open()
-worker.run(plan_with(Trouble.HANG), lambda event: print(worker.pid, event["grandchild"], flush=True))
+make_worker(sys.argv[1], {"tell": sys.argv[2]}).open()
 """
 
 
-def test_a_controller_that_is_killed_takes_worker_and_grandchildren_along() -> None:
+@pytest.mark.parametrize(
+    ("workload", "processes"), [("stuck:wait_with_a_child", 2), ("stuck:hold_the_interpreter", 1)]
+)
+def test_a_killed_controller_takes_its_worker_along_and_what_that_started(
+    workload: str, processes: int, tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     controller = subprocess.Popen(
-        [sys.executable, "-c", CONTROLLER], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT
+        [sys.executable, "-c", CONTROLLER, workload, str(pipe)], env=ENVIRONMENT, cwd=ROOT
     )
-    assert controller.stdout is not None
-    with controller, controller.stdout:
-        pidfds = [os.pidfd_open(int(pid)) for pid in controller.stdout.readline().split()]
-        controller.kill()
-        controller.wait()
-    assert len(pidfds) == 2
+    pidfds = [os.pidfd_open(int(pid)) for pid in pipe.read_text().split()]
+    controller.kill()
+    controller.wait()
+    assert len(pidfds) == processes
     assert all(map(wait_until_gone, pidfds))
 
 
