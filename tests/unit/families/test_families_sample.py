@@ -11,6 +11,7 @@ from numpy import asarray
 from torch import nn
 
 from autotune.device.session import DeviceSession
+from autotune.device.virtual import VirtualSession
 from autotune.errors import ConfigError, ModelError
 from trainer.families.denoise import predict_noise, time_ids_for, training_target
 from trainer.families.load import Components, noise_scheduler
@@ -121,6 +122,20 @@ def test_each_part_keeps_its_own_mode(tiny_components: Mapping[str, Components])
     assert not components.unet.mid_block.training
     assert not components.vae.training
     components.unet.eval()
+
+
+def test_sampling_gives_back_the_device_memory_it_took(tiny_components: Mapping[str, Components]) -> None:
+    components = tiny_components["sdxl"]
+    device = VirtualSession(1 << 30)
+    with device.scope():
+        device.place(components.unet)
+        before = device.statistics()["allocated_bytes.all.current"]
+        with torch.autocast("cpu", torch.bfloat16):
+            picture = _sample(components, device, resident=[components.unet])
+        del picture
+        assert device.statistics()["allocated_bytes.all.current"] == before
+        device.evict(components.unet)
+        assert device.statistics()["allocated_bytes.all.current"] == 0
 
 
 @pytest.mark.parametrize(("size", "steps"), [((60, 64), 4), ((64, 32), 4), ((64, 64), 0), ((64, 64), 1000)])
