@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from autotune import posix
-from autotune.errors import WorkerError
+from autotune.errors import DiskError, WorkerError
 from autotune.trial import oom
 from autotune.trial.protocol import decode, encode
 
@@ -65,9 +65,9 @@ class WorkerProcess:
     """One `python -m autotune.trial.worker`."""
 
     def __init__(self, launch: Launch) -> None:
-        """Start it. Raises WorkerError if the interpreter can't be started."""
+        """Start it. Raises WorkerError if the interpreter can't be started, DiskError if there can be no log."""
         self.log_path, self._log_is_ours = _log_file(launch)
-        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        self._log_start = self._log_size()
         self._oom_kills_before = posix.count_oom_kills()
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._process = self._spawn(launch)
@@ -205,9 +205,14 @@ class WorkerProcess:
 
 def _log_file(launch: Launch) -> tuple[Path, bool]:
     """The log's path, and whether it is a temporary one of ours."""
-    if launch.log_path is not None:
-        return launch.log_path, False
-    fd, name = tempfile.mkstemp(prefix="autotune-worker-", suffix=".log")
+    try:
+        if launch.log_path is not None:
+            launch.log_path.parent.mkdir(parents=True, exist_ok=True)
+            launch.log_path.open("ab").close()
+            return launch.log_path, False
+        fd, name = tempfile.mkstemp(prefix="autotune-worker-", suffix=".log")
+    except OSError as error:
+        raise DiskError(f"the worker's log can't be written: {error}.", "Choose another folder.") from None
     os.close(fd)
     return Path(name), True
 

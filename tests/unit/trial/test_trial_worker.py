@@ -15,7 +15,7 @@ import pytest
 
 from autotune import posix
 from autotune.device.session import DeviceSpec, Evidence
-from autotune.errors import ConfigError, DataError, OutOfDeviceMemory, WorkerError
+from autotune.errors import ConfigError, DataError, DiskError, OutOfDeviceMemory, WorkerError
 from autotune.trial.client import Worker
 from autotune.trial.oom import Kind
 from autotune.trial.outcome import Verdict
@@ -172,6 +172,12 @@ def test_the_log_keeps_what_it_held_and_gets_what_the_worker_wrote(tmp_path: Pat
     assert log.read_text().startswith("before\n")
     assert "the driver is too old" in log.read_text()
     assert "before" not in str(caught.value)
+
+
+def test_a_log_that_can_not_be_written_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where a folder should be")
+    with pytest.raises(DiskError, match="the worker's log can't be written"):
+        make_worker("stuck:die", log_path=tmp_path / "logs" / "train.log").open()
 
 
 def test_an_interrupted_controller_leaves_no_worker() -> None:
