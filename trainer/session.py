@@ -21,6 +21,7 @@ from torch import nn
 from autotune.device.session import DeviceSession
 from autotune.files import write_atomically
 from autotune.ladder.plan import Plan, Size
+from autotune.ladder.receipts import scaled_alpha
 from trainer.adapters.export import base_metadata, lora_tensors, save_lora
 from trainer.adapters.lora import attach
 from trainer.config.schema import TrainConfig
@@ -52,9 +53,7 @@ class TrainingSession:
         self.setup = setup
         self.plan = plan
         self.device = device
-        config = _config_of(setup.config, plan)
-        with device.host():
-            self.parts = _build_parts(config, setup, plan, device, buckets)
+        self.parts = _build_parts(_config_of(setup.config, plan), setup, plan, device, buckets)
         _switch_checkpointing(setup.components, plan.gradient_checkpointing)
 
     def cache_latents(self, samples: Sequence[Sample], progress: Progress) -> None:
@@ -145,7 +144,6 @@ def run_metadata(config: TrainConfig, dataset: Dataset, steps: int, epoch: int) 
 
 
 def _config_of(config: TrainConfig, plan: Plan) -> TrainConfig:
-    # alpha follows the rank, so that the scale alpha/rank stays what the recipe says
     return config.model_copy(
         update={
             "resolution": plan.resolutions,
@@ -153,7 +151,7 @@ def _config_of(config: TrainConfig, plan: Plan) -> TrainConfig:
             "gradient_accumulation_steps": -(-config.effective_batch // plan.batch_size),
             "gradient_checkpointing": plan.gradient_checkpointing,
             "network_dim": plan.network_dim,
-            "network_alpha": config.network_alpha * plan.network_dim / config.network_dim,
+            "network_alpha": scaled_alpha(config.network_dim, config.network_alpha, plan.network_dim),
         }
     )
 
@@ -162,14 +160,15 @@ def _build_parts(
     config: TrainConfig, setup: Setup, plan: Plan, device: DeviceSession, buckets: dict[int, Size]
 ) -> StepParts:
     precision = Precision(config.mixed_precision)
-    adapter = attach(
-        setup.components,
-        rank=plan.network_dim,
-        alpha=config.network_alpha,
-        unet=config.trains_unet,
-        text_encoders=config.trains_text_encoder,
-        seed=config.seed,
-    )
+    with device.host():
+        adapter = attach(
+            setup.components,
+            rank=plan.network_dim,
+            alpha=config.network_alpha,
+            unet=config.trains_unet,
+            text_encoders=config.trains_text_encoder,
+            seed=config.seed,
+        )
     optimizer = build_optimizer(config, adapter)
     bucket_of = buckets.__getitem__
     return StepParts(

@@ -73,8 +73,9 @@ class Screen:
             case NoteEvent(text):
                 self._note(text)
             case DeviceEvent(reading):
-                self.console.print(Text.assemble(("device   ", "bold"), f"{reading.name} ({reading.spec})"))
-                self.console.print(f"         {reading.budget.explain()}", soft_wrap=True)
+                same = reading.name == str(reading.spec)
+                self._line("device", reading.name if same else f"{reading.name} ({reading.spec})")
+                self._line("", reading.budget.explain())
                 for note in reading.notes:
                     self._note(note)
             case JobEvent():
@@ -85,23 +86,23 @@ class Screen:
             case FittedEvent(plan, receipts):
                 self._fitted(plan, receipts)
             case ProfileEvent(digest, location, action):
-                self.console.print(f"profile  {digest[:12]} {action}: {location}", soft_wrap=True)
+                self._line("profile", f"{digest[:12]} {action}: {location}")
             case WorkerEvent(body):
                 self._worker(body)
 
     def _job(self, event: JobEvent) -> None:
         job = event.ready.job
-        accumulation = job.recipe.accumulation(job.recipe.plan)
-        self.console.print(Text.assemble(("job      ", "bold"), job.label, f": {describe_plan(job.recipe.plan)}"))
-        self.console.print(f"         effective batch {job.recipe.effective_batch} ({accumulation} microbatches)")
-        self.console.print(f"         numbers are {_CLASSES[event.ready.evidence]}")
+        microbatches = job.recipe.accumulation(job.recipe.plan)
+        self._line("job", f"{job.label}: {describe_plan(job.recipe.plan)}")
+        self._line("", f"effective batch {job.recipe.effective_batch}, {microbatches} microbatch(es) a step")
+        self._line("", f"numbers are {_CLASSES[event.ready.evidence]}")
         for note in (*job.notes, *event.ready.warnings):
             self._note(note)
 
     def _fitted(self, plan: Plan, receipts: tuple[str, ...]) -> None:
-        self.console.print(Text.assemble(("chosen   ", "bold green"), describe_plan(plan)), soft_wrap=True)
+        self._line("chosen", describe_plan(plan), "bold green")
         for line in receipts:
-            self.console.print(f"receipt  {line}", soft_wrap=True)
+            self._line("receipt", line)
 
     def _worker(self, body: Mapping[str, Any]) -> None:
         match body.get("event"):
@@ -113,7 +114,7 @@ class Screen:
             case "phase":
                 self._bar(body["name"], body["done"], body["total"], "")
             case "file":
-                self.console.print(f"wrote    {body['kind']} {body['path']}", soft_wrap=True)
+                self._line("wrote", f"{body['kind']} {body['path']}")
             case "note":
                 self._note(str(body["text"]))
             case _:
@@ -132,7 +133,10 @@ class Screen:
             self._progress.remove_task(self._bars.pop(name))
 
     def _note(self, text: str) -> None:
-        self.console.print(Text.assemble(("note     ", "yellow"), text), soft_wrap=True)
+        self._line("note", text, "yellow")
+
+    def _line(self, word: str, text: str, style: str = "bold") -> None:
+        self.console.print(Text.assemble((f"{word:<9}", style), text), soft_wrap=True)
 
 
 class TrialTable:

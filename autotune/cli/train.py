@@ -48,7 +48,7 @@ def run(options: TrainOptions) -> None:
         task = make_task(options.common, device.spec, None, folder / "worker.log")
         trained = train(task, tell, fit=options.fit_vram)
         tell(NoteEvent(_closing(trained)))
-        screen.console.print(f"logs     {log.log_path} and {log.events_path.name}")
+        tell(NoteEvent(f"log {log.log_path}, events {log.events_path}"))
 
 
 def _closing(trained: Trained) -> str:

@@ -58,7 +58,7 @@ def _fitted_plan(task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tel
     profile = _matching_profile(task, reading, warm, tell)
     if profile is not None and _confirmed(task, profile, warm, tell):
         job = warm.ready.job
-        plan = profile.chosen_plan
+        plan = _in_order_of(job.recipe.plan, profile.chosen_plan)
         tell(FittedEvent(plan, render_receipts(job.recipe, plan, job.network_alpha)))
         return plan
     result, _ = search_and_keep(task, reading, warm, tell)
@@ -88,7 +88,7 @@ def _confirmed(task: Task, profile: Profile, warm: WarmWorker, tell: Tell) -> bo
     if task.confirmations.is_confirmed(profile.digest):
         tell(NoteEvent("this machine has confirmed that profile before, so no trial is needed"))
         return True
-    plan = profile.chosen_plan
+    plan = _in_order_of(warm.ready.job.recipe.plan, profile.chosen_plan)
     report = try_plan(warm, plan)
     tell(TrialEvent(1, SearchStep(Step(plan, None, Direction.START), report)))
     if report.outcome.fits:
@@ -96,3 +96,8 @@ def _confirmed(task: Task, profile: Profile, warm: WarmWorker, tell: Tell) -> bo
         return True
     tell(NoteEvent("the profile's plan does not fit here, so the ladder is walked from the top"))
     return False
+
+
+def _in_order_of(model: Plan, plan: Plan) -> Plan:
+    """`plan` with its knobs in the order of `model`: canonical JSON has sorted them."""
+    return Plan(tuple((knob, plan[knob]) for knob in model))
