@@ -104,9 +104,11 @@ class TrainingSession:
         self.parts.optimizer.state.clear()
         self.parts.optimizer.zero_grad(set_to_none=True)
         components = self.parts.components
-        for module in (components.unet, components.vae, *components.text_encoders):
+        for module in components.modules:
             with suppress(Exception):
                 self.device.evict(module)
+        with suppress(Exception):  # diffusers moves the noise schedule to where it is used, for good
+            components.scheduler.alphas_cumprod = self.device.evict(components.scheduler.alphas_cumprod)
         with suppress(Exception):
             self.parts.adapter.detach()
         _switch_checkpointing(components, on=False)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from autotune.device.budget import DEFAULT_CONTEXT_BYTES, memory_fraction, reserved_cap
+from autotune.device.catalogue import match_card
 from autotune.device.nvml import GpuReading, MachineReading, MigInstance, read_nvml
 from autotune.device.ordinals import Seen, match_device
 from autotune.device.session import Evidence, Placed
@@ -40,21 +41,21 @@ class CudaSession:
     def __init__(
         self,
         ordinal: int,
-        context_interval: tuple[int, int] = DEFAULT_CONTEXT_BYTES,
+        context_interval: tuple[int, int] | None = None,
         read_machine: ReadMachine = read_nvml,
     ) -> None:
-        """Open the card and create its context. `context_interval` is what its context takes, in bytes, from
-        the GPU catalogue: used where it can't be measured.
+        """Open the card and create its context. `context_interval` is what its context takes, in bytes, used
+        where it can't be measured: by default what the GPU catalogue says of this card.
 
         Raises DeviceError if torch can't use CUDA, there is no such card, or it refuses to work.
         """
         self.name = f"cuda:{ordinal}"
         self._ordinal = ordinal
-        self._interval = context_interval
         self._read_machine = read_machine
         _check_available(ordinal)
         before = read_machine()  # before the context exists
         self._total_bytes = _start(ordinal)
+        self._interval = context_interval or _usual_context(ordinal, self._total_bytes)
         self._before = self._own_part(before)
 
     @property
@@ -146,6 +147,12 @@ def _check_available(ordinal: int) -> None:
             f"there is no cuda:{ordinal}: torch sees {count} card(s){setting}.",
             f"Use cuda:0 to cuda:{count - 1}.",
         )
+
+
+def _usual_context(ordinal: int, total_bytes: int) -> tuple[int, int]:
+    """The interval of the catalogue's entry for this card; of all cards seen, if it has none."""
+    card = match_card(torch.cuda.get_device_properties(ordinal).name, total_bytes)
+    return (card.context.low_bytes, card.context.high_bytes) if card else DEFAULT_CONTEXT_BYTES
 
 
 def _identity(properties: Any) -> Seen:

@@ -38,7 +38,7 @@ class Card:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     fake = Card()
-    properties = SimpleNamespace(total_memory=12 * GIB, uuid="aa")
+    properties = SimpleNamespace(name="Card", total_memory=12 * GIB, uuid="aa")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     for name, function in {
         "is_available": lambda: True,
@@ -133,6 +133,18 @@ def test_a_neighbour_that_moved_can_not_push_the_context_out_of_its_interval(
 def test_a_context_that_can_not_be_measured_counts_at_its_upper_end(card: Card) -> None:
     card.nvml_free = None
     assert opened(card).context_bytes() == INTERVAL[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "upper_end"), [("NVIDIA GeForce RTX 3060", 380 * MIB), ("a card nobody knows", 800 * MIB)]
+)
+def test_without_an_interval_the_catalogue_says_what_a_context_takes(
+    name: str, upper_end: int, card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(name=name, total_memory=12 * GIB, uuid="aa")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    card.nvml_free = None
+    assert CudaSession(0, read_machine=card.machine).context_bytes() == upper_end
 
 
 def test_the_cap_leaves_room_for_the_context_within_the_budget(card: Card) -> None:
