@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from autotune.controller.events import (
+    NOTE,
     DeviceEvent,
     Event,
     FittedEvent,
@@ -26,6 +27,7 @@ from autotune.controller.text import describe_worker_event
 from autotune.device.session import Evidence
 from autotune.ladder.knobs import describe_value
 from autotune.ladder.plan import Plan
+from autotune.trial.oom import shorten
 from autotune.trial.outcome import Outcome, Verdict
 from autotune.trial.search import SearchStep, describe_plan
 from autotune.units import format_mib
@@ -65,13 +67,14 @@ class Screen:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:  # stopping one that never started prints an empty line
+            self._progress.stop()
 
     def tell(self, event: Event) -> None:
         """Show one event."""
         match event:
-            case NoteEvent(text):
-                self._note(text)
+            case NoteEvent(text, label):
+                self._line(label, text, "yellow" if label == NOTE else "bold")
             case DeviceEvent(reading):
                 same = reading.name == str(reading.spec)
                 self._line("device", reading.name if same else f"{reading.name} ({reading.spec})")
@@ -92,9 +95,10 @@ class Screen:
 
     def _job(self, event: JobEvent) -> None:
         job = event.ready.job
-        microbatches = job.recipe.accumulation(job.recipe.plan)
+        count = job.recipe.accumulation(job.recipe.plan)
+        microbatches = "1 microbatch" if count == 1 else f"{count} microbatches"
         self._line("job", f"{job.label}: {describe_plan(job.recipe.plan)}")
-        self._line("", f"effective batch {job.recipe.effective_batch}, {microbatches} microbatch(es) a step")
+        self._line("", f"effective batch {job.recipe.effective_batch}, {microbatches} a step")
         self._line("", f"numbers are {_CLASSES[event.ready.evidence]}")
         for note in (*job.notes, *event.ready.warnings):
             self._note(note)
@@ -133,7 +137,7 @@ class Screen:
             self._progress.remove_task(self._bars.pop(name))
 
     def _note(self, text: str) -> None:
-        self._line("note", text, "yellow")
+        self._line(NOTE, text, "yellow")
 
     def _line(self, word: str, text: str, style: str = "bold") -> None:
         self.console.print(Text.assemble((f"{word:<9}", style), text), soft_wrap=True)
@@ -176,8 +180,7 @@ class TrialTable:
 
 def _reason(outcome: Outcome) -> str:
     phase = f"{outcome.failed_phase}: " if outcome.failed_phase else ""
-    first = outcome.reason.split(" Of the allocated")[0]
-    return f"{phase}{first}"
+    return f"{phase}{shorten(outcome.reason)}"
 
 
 def _mib(size_bytes: int | None) -> str:

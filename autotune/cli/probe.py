@@ -8,13 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.console import Screen
-from autotune.cli.setup import Common, choose_device, logging_folder, make_task, parse_limit
+from autotune.cli.setup import (
+    DEFAULT_LADDER,
+    Common,
+    choose_device,
+    logging_folder,
+    make_task,
+    parse_limit,
+)
 from autotune.controller.events import DeviceEvent, Event, NoteEvent, device_json, trial_json
 from autotune.controller.probe import Probed, probe
 from autotune.controller.run_log import RunLog
 from autotune.device.probe import list_cuda_devices, reading_for
 from autotune.device.session import DeviceSpec
-from autotune.errors import AutotuneError, ConfigError, DeviceError
+from autotune.errors import AutotuneError, ConfigError, DeviceError, DiskError
 from autotune.ladder.receipts import render_receipts, scaled_alpha
 
 
@@ -48,18 +55,52 @@ def run(options: ProbeOptions) -> None:
     _check(options)
     with Screen() as screen:
         if options.all_cards:
-            answer: dict[str, Any] = {"devices": _probe_every(options, screen)}
+            answer = _probe_every(options, screen)
         else:
             answer = _probe_one(options, _chosen_device(options, screen), screen)
     if options.as_json:
-        print(json.dumps(answer, indent=2))
+        print(json.dumps(answer.body, indent=2))
+    if answer.error is not None:
+        raise answer.error
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found, as JSON; and what then could not be kept or written, for the exit code."""
+
+    body: dict[str, Any]
+    error: AutotuneError | None = None
 
 
 def _check(options: ProbeOptions) -> None:
-    if options.write is not None and not options.configs:
+    if options.write is not None:
+        _check_write(options, options.write)
+    idle = [name for name, given in _NEED_A_JOB.items() if given(options)]
+    if idle and not options.configs and not options.workload:
+        raise ConfigError(
+            f"{' and '.join(idle)} can't take effect: there is nothing to fit.", "Give a config with --config."
+        )
+
+
+_NEED_A_JOB: dict[str, Callable[[ProbeOptions], object]] = {
+    "--set": lambda options: options.overrides,
+    "--ladder": lambda options: options.ladder != DEFAULT_LADDER,
+    "--profiles": lambda options: options.profiles is not None,
+}
+
+
+def _check_write(options: ProbeOptions, destination: Path) -> None:
+    from trainer.config.rewrite import check_destination
+
+    if options.workload:
+        raise ConfigError(
+            "--write and --workload don't go together.", "A workload of your own has no config file."
+        )
+    if not options.configs:
         raise ConfigError("--write needs a config to rewrite.", "Give it with --config.")
     if options.write is not None and options.all_cards:
         raise ConfigError("--write and --all don't go together.", "Name one card with --device cuda:N.")
+    check_destination(options.configs[-1], destination)
 
 
 def _record(path: Path) -> None:
@@ -76,30 +117,31 @@ def _chosen_device(options: ProbeOptions, screen: Screen) -> DeviceSpec:
     return device.spec
 
 
-def _probe_every(options: ProbeOptions, screen: Screen) -> list[dict[str, Any]]:
-    """One answer per card; a card that fails is told and does not stop the others."""
+def _probe_every(options: ProbeOptions, screen: Screen) -> Answer:
+    """One answer for all cards; a card that fails is told and does not stop the others."""
     devices = list_cuda_devices()
     if not devices:
         raise DeviceError("no NVIDIA card can be used here.", "Use --device virtual:2GiB to try without.")
-    answers, errors = [], []
+    answers, failed = [], []
     for spec in devices:
         try:
             answers.append(_probe_one(options, spec, screen))
         except AutotuneError as error:
-            errors.append(error)
-            answers.append({"device": str(spec), "error": str(error)})
+            failed.append(error)
+            answers.append(Answer({"device": str(spec), "error": str(error)}))
             screen.tell(NoteEvent(f"{spec}: {error}"))
-    if len(errors) == len(devices):
-        raise errors[-1]
-    return answers
+    if len(failed) == len(devices):
+        raise failed[-1]
+    unkept = next((answer.error for answer in answers if answer.error), None)
+    return Answer({"devices": [answer.body for answer in answers]}, unkept)
 
 
-def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> dict[str, Any]:
-    """The device alone or, given something to fit, the whole probe; as JSON."""
+def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> Answer:
+    """The device alone or, given something to fit, the whole probe."""
     if not options.configs and not options.workload:
         reading = reading_for(spec, limit_bytes=parse_limit(options.vram_limit))
         screen.tell(DeviceEvent(reading))
-        return device_json(reading)
+        return Answer(device_json(reading))
     with ExitStack() as stack:
         folder = Path("logs") if options.workload else logging_folder(options.common)
         log = stack.enter_context(RunLog(folder))
@@ -110,37 +152,46 @@ def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> dict[
 
         task = make_task(options.common, spec, options.workload, folder / "worker.log")
         probed = probe(task, tell)
-        if options.write is not None:
-            _write(options, probed, tell)
-        return probed_json(probed)
+        unwritten = None if options.write is None else _write(options, options.write, probed, tell)
+        return Answer(probed_json(probed), probed.profile.error or unwritten)
 
 
 def probed_json(probed: Probed) -> dict[str, Any]:
     """What `probe --json` prints: the device, the job, every trial, the chosen plan with its receipts."""
-    job, result = probed.ready.job, probed.result
+    job, result, profile = probed.ready.job, probed.result, probed.profile.reference
     return {
         **device_json(probed.reading),
         "evidence": probed.ready.evidence.value,
+        "context_bytes": probed.ready.device.get("context_bytes", 0),
         "label": job.label,
         "recipe": {"plan": job.recipe.plan.to_json(), "effective_batch": job.recipe.effective_batch},
         "trials": [trial_json(number, step) for number, step in enumerate(result.steps, 1)],
         "chosen": result.chosen.to_json(),
         "receipts": list(render_receipts(job.recipe, result.chosen, job.network_alpha)),
-        "profile": {"digest": probed.profile.digest, "location": probed.profile.location},
-        "notes": [*job.notes, *probed.ready.warnings],
+        "profile": {"digest": profile.digest, "location": profile.location} if profile else None,
+        "notes": [*probed.reading.notes, *job.notes, *probed.ready.warnings],
     }
 
 
-def _write(options: ProbeOptions, probed: Probed, tell: Callable[[Event], None]) -> None:
-    """The last config (the one that wins) with the chosen values, at --write's path."""
-    from trainer.config.rewrite import rewrite_config
+def _write(
+    options: ProbeOptions, destination: Path, probed: Probed, tell: Callable[[Event], None]
+) -> AutotuneError | None:
+    """The last config (the one that wins) with the chosen values at `destination`, or why it is not there."""
+    from trainer.config.rewrite import CHANGEABLE, rewrite_config
 
-    assert options.write is not None
+    source = options.configs[-1]
     changes, notes = written_changes(probed)
-    rewrite_config(options.configs[-1], options.write, changes)
+    try:
+        rewrite_config(source, destination, changes)
+    except (ConfigError, DiskError) as error:
+        return error
+    others = [one for one in options.overrides if one.partition("=")[0].strip() not in CHANGEABLE]
+    if others:
+        notes.append(f"not in {destination}, so give it again: {' '.join(f'--set {one}' for one in others)}")
     for note in notes:
         tell(NoteEvent(note))
-    tell(NoteEvent(f"wrote {options.write}: {options.configs[-1].name} with the chosen values"))
+    tell(NoteEvent(f"{destination}: {source.name} with the chosen values", "wrote"))
+    return None
 
 
 def written_changes(probed: Probed) -> tuple[dict[str, Any], list[str]]:

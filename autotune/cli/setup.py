@@ -15,6 +15,7 @@ from autotune.trial.ladder_file import load_ladder
 from autotune.units import parse_size
 
 TRAINER = "trainer.workload:create"
+DEFAULT_LADDER = "classic"
 
 
 @dataclass(frozen=True)

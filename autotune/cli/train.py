@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli.console import Screen
-from autotune.cli.setup import Common, choose_device, logging_folder, make_task
+from autotune.cli.setup import DEFAULT_LADDER, Common, choose_device, logging_folder, make_task
 from autotune.controller.events import Event, NoteEvent
 from autotune.controller.run_log import RunLog
 from autotune.controller.train import Trained, train
@@ -45,10 +45,19 @@ def run(options: TrainOptions) -> None:
         device = choose_device(options.device)
         if device.reason:
             tell(NoteEvent(device.reason))
+        for note in _idle_flags(options):
+            tell(NoteEvent(note))
         task = make_task(options.common, device.spec, None, folder / "worker.log")
         trained = train(task, tell, fit=options.fit_vram)
-        tell(NoteEvent(_closing(trained)))
-        tell(NoteEvent(f"log {log.log_path}, events {log.events_path}"))
+        tell(NoteEvent(_closing(trained), "done"))
+        tell(NoteEvent(f"{log.log_path}, events in {log.events_path}", "log"))
+
+
+def _idle_flags(options: TrainOptions) -> list[str]:
+    given = {"--ladder": options.ladder != DEFAULT_LADDER, "--profiles": options.profiles is not None}
+    if options.fit_vram:
+        return []
+    return [f"{flag} has no effect without --fit-vram" for flag, on in given.items() if on]
 
 
 def _closing(trained: Trained) -> str:

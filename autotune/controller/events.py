@@ -10,12 +10,15 @@ from autotune.ladder.receipts import describe_change
 from autotune.trial.protocol import Ready
 from autotune.trial.search import SearchStep
 
+NOTE = "note"
+
 
 @dataclass(frozen=True)
 class NoteEvent:
-    """One sentence worth reading."""
+    """One sentence worth reading. `label` is the word shown before it: `note` warns, others tell."""
 
     text: str
+    label: str = NOTE
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form."""

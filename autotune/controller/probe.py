@@ -6,11 +6,21 @@ from datetime import UTC, datetime
 from autotune.controller.events import FittedEvent, JobEvent, NoteEvent, ProfileEvent, TrialEvent
 from autotune.controller.task import Task, Tell, card_of, read_device, warm_worker
 from autotune.device.probe import DeviceReading
+from autotune.errors import AutotuneError, DiskError, ProfileError
 from autotune.ladder.receipts import render_receipts
 from autotune.profile.build import check_job, profile_from
+from autotune.profile.schema import Profile
 from autotune.store.store import Reference
 from autotune.trial.protocol import Ready
 from autotune.trial.search import SearchResult, SearchStep, WarmWorker, search
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a walk's profile went, or why it could not be kept, which is no reason to lose what was found."""
+
+    reference: Reference | None
+    error: AutotuneError | None = None
 
 
 @dataclass(frozen=True)
@@ -20,16 +30,20 @@ class Probed:
     reading: DeviceReading
     ready: Ready
     result: SearchResult
-    profile: Reference
+    profile: Kept
 
 
 def probe(task: Task, tell: Tell) -> Probed:
-    """Find the plan that fits the task's device and keep the profile. Raises AutotuneError."""
+    """Find the plan that fits the task's device and keep the profile. Raises AutotuneError.
+
+    A store that will refuse the profile says so before any trial.
+    """
+    task.store.check(task.device.evidence)
     reading = read_device(task, tell)
     with warm_worker(task, reading, tell) as warm:
         ready = open_job(task, warm, tell)
-        result, reference = search_and_keep(task, reading, warm, tell)
-        return Probed(reading, ready, result, reference)
+        result, kept = search_and_keep(task, reading, warm, tell)
+        return Probed(reading, ready, result, kept)
 
 
 def open_job(task: Task, warm: WarmWorker, tell: Tell) -> Ready:
@@ -42,9 +56,7 @@ def open_job(task: Task, warm: WarmWorker, tell: Tell) -> Ready:
     return ready
 
 
-def search_and_keep(
-    task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tell
-) -> tuple[SearchResult, Reference]:
+def search_and_keep(task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tell) -> tuple[SearchResult, Kept]:
     """The walk, told trial by trial, and its profile in the store, confirmed for this machine."""
     taken: list[SearchStep] = []
 
@@ -56,28 +68,35 @@ def search_and_keep(
     result = search(warm, task.ladder, on_step)
     receipts = render_receipts(ready.job.recipe, result.chosen, ready.job.network_alpha)
     tell(FittedEvent(result.chosen, receipts))
-    return result, _keep(task, reading, ready, result, tell)
+    try:
+        reference = task.store.put(_profile_of(task, reading, ready, result))
+    except (ProfileError, DiskError) as error:
+        return result, Kept(None, error)
+    tell(ProfileEvent(reference.digest, reference.location, "written"))
+    remember_confirmed(task, reference.digest, tell)
+    return result, Kept(reference)
 
 
-def _keep(task: Task, reading: DeviceReading, ready: Ready, result: SearchResult, tell: Tell) -> Reference:
-    profile = profile_from(
+def remember_confirmed(task: Task, digest: str, tell: Tell) -> None:
+    """Note that this machine has seen the profile's plan fit; where that can't be kept, later runs try it anew."""
+    try:
+        task.confirmations.confirm(digest)
+    except DiskError as error:
+        tell(NoteEvent(f"this machine can't remember that it confirmed the profile: {error}"))
+
+
+def _profile_of(task: Task, reading: DeviceReading, ready: Ready, result: SearchResult) -> Profile:
+    return profile_from(
         ready.job,
         [step.outcome for step in result.steps],
         result.chosen,
-        card_of(reading),
+        card_of(reading, ready),
         evidence=ready.evidence,
         versions={**ready.versions, **_driver_versions(reading, ready)},
         ladder=task.ladder,
         budget_bytes=reading.budget.bytes,
         created=datetime.now(UTC).date(),
     )
-    reference = task.store.put(profile)
-    tell(ProfileEvent(reference.digest, reference.location, "written"))
-    try:
-        task.confirmations.confirm(reference.digest)
-    except OSError as error:
-        tell(NoteEvent(f"this machine can't remember that it confirmed the profile: {error}"))
-    return reference
 
 
 def _driver_versions(reading: DeviceReading, ready: Ready) -> dict[str, str]:

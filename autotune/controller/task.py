@@ -14,6 +14,7 @@ from autotune.store.confirmations import Confirmations
 from autotune.store.store import ProfileStore
 from autotune.trial.client import Worker
 from autotune.trial.process import Launch
+from autotune.trial.protocol import Ready
 from autotune.trial.search import WarmWorker
 
 Tell = Callable[[Event], None]
@@ -56,11 +57,12 @@ def warm_worker(task: Task, reading: DeviceReading, tell: Tell) -> WarmWorker:
     return WarmWorker(make, lambda line: tell(NoteEvent(line)))
 
 
-def card_of(reading: DeviceReading) -> Card:
-    """The card as profiles know it."""
+def card_of(reading: DeviceReading, ready: Ready) -> Card:
+    """The card as profiles know it; what the context takes is the worker's to tell."""
     capability = reading.gpu.compute_capability if reading.gpu else None
     return Card(
         name=reading.name,
         total_bytes=reading.total_bytes,
         compute_capability="{}.{}".format(*capability) if capability else None,
+        context_bytes=int(ready.device.get("context_bytes", 0)),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.controller.events import FittedEvent, NoteEvent, ProfileEvent, TrialEvent
-from autotune.controller.probe import open_job, search_and_keep
+from autotune.controller.probe import open_job, remember_confirmed, search_and_keep
 from autotune.controller.task import Task, Tell, card_of, read_device, warm_worker
 from autotune.device.probe import DeviceReading
 from autotune.errors import OutOfDeviceMemory, ProfileError
@@ -14,7 +14,8 @@ from autotune.ladder.receipts import render_receipts
 from autotune.ladder.walk import Direction, Step
 from autotune.profile.matching import find_match
 from autotune.profile.schema import Profile
-from autotune.trial.search import SearchStep, WarmWorker, try_plan
+from autotune.trial.search import SearchStep, WarmWorker, describe_plan, try_plan
+from autotune.units import format_mib
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,11 @@ class Trained:
 def train(task: Task, tell: Tell, *, fit: bool) -> Trained:
     """Run the task's workload: as its recipe says, or with `fit` under the plan that fits the device.
 
-    Raises OutOfDeviceMemory when an unfitted run is too large, with what to do; any other AutotuneError as
-    it comes.
+    Raises OutOfDeviceMemory when the run is too large all the same, with what to do; any other AutotuneError
+    as it comes.
     """
+    if fit:
+        task.store.check(task.device.evidence)
     reading = read_device(task, tell)
     with warm_worker(task, reading, tell) as warm:
         ready = open_job(task, warm, tell)
@@ -38,17 +41,22 @@ def train(task: Task, tell: Tell, *, fit: bool) -> Trained:
         try:
             return Trained(plan, warm.worker.run(plan))
         except OutOfDeviceMemory as error:
-            if fit:
-                raise
-            raise _with_way_out(error) from error
+            raise _in_context(error, task, reading, plan, fit) from None
 
 
-def _with_way_out(error: OutOfDeviceMemory) -> OutOfDeviceMemory:
+def _in_context(
+    error: OutOfDeviceMemory, task: Task, reading: DeviceReading, plan: Plan, fit: bool
+) -> OutOfDeviceMemory:
+    """`error` with what ran out of what, and what to do about it."""
+    knobs = dict.fromkeys(stage.knob for stage in task.ladder.stages if stage.knob in plan)
     advice = (
-        "Run the same command with --fit-vram: it looks for the largest plan that fits by short trials "
-        "(batch size, then resolution, gradient checkpointing and network_dim) and trains that."
+        "Its trial had fitted, so something else took memory: run again, or leave more room with a lower "
+        f"--vram-limit than {format_mib(reading.budget.bytes)}."
+        if fit
+        else "Run the same command with --fit-vram: by short trials it steps down "
+        f"{', '.join(knobs)} until a plan fits, and trains that."
     )
-    told = OutOfDeviceMemory(error.fact, advice)
+    told = OutOfDeviceMemory(f"{describe_plan(plan)} does not fit {reading.name}: {error.fact}", advice)
     for note in getattr(error, "__notes__", ()):
         told.add_note(note)
     return told
@@ -61,12 +69,15 @@ def _fitted_plan(task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tel
         plan = _in_order_of(job.recipe.plan, profile.chosen_plan)
         tell(FittedEvent(plan, render_receipts(job.recipe, plan, job.network_alpha)))
         return plan
-    result, _ = search_and_keep(task, reading, warm, tell)
+    result, kept = search_and_keep(task, reading, warm, tell)
+    if kept.error is not None:
+        tell(NoteEvent(f"the profile is not kept, so the next run walks again: {kept.error}"))
     return result.chosen
 
 
 def _matching_profile(task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tell) -> Profile | None:
-    card, ready = card_of(reading), warm.ready
+    ready = warm.ready
+    card = card_of(reading, ready)
     try:
         listing = task.store.find(card.name)
     except ProfileError as error:
@@ -92,7 +103,7 @@ def _confirmed(task: Task, profile: Profile, warm: WarmWorker, tell: Tell) -> bo
     report = try_plan(warm, plan)
     tell(TrialEvent(1, SearchStep(Step(plan, None, Direction.START), report)))
     if report.outcome.fits:
-        task.confirmations.confirm(profile.digest)
+        remember_confirmed(task, profile.digest, tell)
         return True
     tell(NoteEvent("the profile's plan does not fit here, so the ladder is walked from the top"))
     return False

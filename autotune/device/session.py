@@ -41,6 +41,11 @@ class DeviceSpec:
         spec._check(text)
         return spec
 
+    @property
+    def evidence(self) -> Evidence:
+        """The class of every number this kind of device gives."""
+        return _EVIDENCE[self.kind]
+
     def __str__(self) -> str:
         return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
@@ -57,6 +62,9 @@ class DeviceSpec:
                 raise DeviceError(f"device {text!r}: {error}.", way_out) from None
             return
         raise DeviceError(f"device {text!r} is not understood.", way_out)
+
+
+_EVIDENCE = {"cuda": Evidence.MEASURED, "null": Evidence.FORECAST, "virtual": Evidence.SIMULATED}
 
 
 class DeviceSession(Protocol):

@@ -57,9 +57,18 @@ class DirectoryStore:
                 entries.append((Reference(profile.digest, str(path)), profile))
         return Listing(tuple(entries), tuple(notes))
 
+    def check(self, evidence: Evidence) -> None:
+        """Raise ProfileError for simulated numbers where only those of real cards may lie."""
+        if evidence is Evidence.SIMULATED and not self._allow_simulated:
+            raise ProfileError(
+                f"{self._root} holds profiles of real cards only, no simulated numbers (virtual GPU).",
+                "Name another folder with --profiles, or leave it out to use your own.",
+            )
+
     def put(self, profile: Profile) -> Reference:
         """Keep `profile`; see ProfileStore."""
-        self._refuse_simulated(profile)
+        for evidence in (profile.evidence, *(trial.evidence for trial in profile.trials)):
+            self.check(evidence)
         folder = self._root / slug(profile.gpu.name)
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -72,15 +81,6 @@ class DirectoryStore:
                 f"the profile can't be kept in {folder}: {error.strerror or error}.",
                 "Free disk space or correct the permissions, or name another folder in AUTOTUNE_PROFILES.",
             ) from error
-
-    def _refuse_simulated(self, profile: Profile) -> None:
-        classes = {profile.evidence, *(trial.evidence for trial in profile.trials)}
-        if Evidence.SIMULATED in classes and not self._allow_simulated:
-            raise ProfileError(
-                f"profile {profile.digest[:_SHORT_DIGEST]} has simulated numbers (virtual GPU), and "
-                f"{self._root} holds profiles of real cards only.",
-                "Keep it in your own profiles folder, or probe on the card itself.",
-            )
 
     def _place(self, folder: Path, profile: Profile) -> Path:
         """The file that holds `profile`, written if there is none yet.

@@ -6,6 +6,7 @@ A store must never change a profile, lose one that was put, or fail as a whole b
 from dataclasses import dataclass
 from typing import Protocol
 
+from autotune.device.session import Evidence
 from autotune.profile.schema import Profile
 
 
@@ -38,6 +39,9 @@ class ProfileStore(Protocol):
 
     def find(self, gpu_name: str) -> Listing:
         """All profiles of cards with this name, as the driver spells it."""
+
+    def check(self, evidence: Evidence) -> None:
+        """Raise ProfileError if `put` refuses profiles with numbers of this class. Ask it before the trials."""
 
     def put(self, profile: Profile) -> Reference:
         """Keep `profile`. Putting the same again changes nothing and gives the same reference.

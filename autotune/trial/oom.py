@@ -101,6 +101,11 @@ def one_line(error: BaseException) -> str:
     return f"{name}: {' '.join(text.split())}" if text.strip() else name
 
 
+def shorten(text: str) -> str:
+    """An out-of-memory text up to what is free; the rest is bookkeeping and advice on PyTorch's settings."""
+    return text.split(" Of the allocated")[0].split(" If reserved but unallocated")[0]
+
+
 def root_cause(error: BaseException) -> str:
     """One line: the error that reached us and, where it hides another, the one it began with."""
     root = error

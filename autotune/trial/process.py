@@ -159,7 +159,7 @@ class WorkerProcess:
         with self.log_path.open("ab") as log:
             try:
                 return subprocess.Popen(
-                    [launch.python, "-m", "autotune.trial.worker", *arguments],
+                    [launch.python, "-P", "-m", "autotune.trial.worker", *arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

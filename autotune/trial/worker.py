@@ -48,6 +48,7 @@ PACKAGES = (
 def main(arguments: list[str]) -> int:
     """Serve requests until `close` or the end of stdin. Arguments: the parent's pid, or nothing."""
     channel = Channel.take_over_stdio()
+    sys.path.append("")  # the current folder, last: a stray torch.py or trainer/ there must not shadow ours
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     if hasattr(signal, "SIGUSR1"):
         posix.dump_stacks_when_asked()
@@ -217,7 +218,10 @@ def describe_failure(error: BaseException) -> Failure:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, AutotuneError):
         return Failure.of_error(error, trace)
-    return Failure.of_kind(oom.recognise(error), oom.root_cause(error), trace)
+    finding = oom.examine(error)
+    is_memory = finding.kind is oom.Kind.DEVICE_MEMORY
+    fact = oom.shorten(oom.one_line(finding.culprit)) if is_memory else oom.root_cause(error)
+    return Failure.of_kind(finding.kind, fact, trace)
 
 
 def device_facts(device: DeviceSession, spec: DeviceSpec) -> dict[str, Any]:
@@ -237,6 +241,7 @@ def device_facts(device: DeviceSession, spec: DeviceSpec) -> dict[str, Any]:
         facts["compute_capability"] = f"{properties.major}.{properties.minor}"
         facts["total_bytes"] = properties.total_memory
         facts["cuda_driver"] = _cuda_driver_version()
+        facts["context_bytes"] = int(getattr(device, "context_bytes", lambda: 0)())
     return facts
 
 

@@ -40,7 +40,8 @@ def load_config(paths: Sequence[Path], overrides: Sequence[str] = ()) -> LoadedC
 
     TOML, JSON and YAML are told apart by content; so are the dialects (kohya config, front-end settings,
     lora-scripts, kohya_ss GUI). Raises ConfigError: unreadable file, foreign dialect, value that can't be
-    read or trained, missing required key, contradiction, or a base model that is not there.
+    read or trained, missing required key, contradiction. Raises ModelError or DataError for a base model, VAE
+    or metadata file that is not there.
     """
     draft = Draft()
     folders: dict[str, Path] = {}

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from autotune.errors import ConfigError
+from autotune.errors import DataError, ModelError
 from trainer.config.checks import Draft
 from trainer.config.text import nearest_parent
 from trainer.config.values import shown
@@ -25,8 +25,8 @@ _WEIGHTS = (".safetensors", ".ckpt", ".pt", ".bin", ".pth")
 
 def resolve_paths(draft: Draft, folders: dict[str, Path]) -> None:
     """Make every path in `draft` absolute: against the folder of the file that set it when it exists there,
-    else against the current folder. Raises ConfigError for a base model, VAE or metadata file that
-    does not exist.
+    else against the current folder. Raises ModelError for a base model or VAE that does not exist,
+    DataError for such a metadata file.
     """
     for key in PATH_KEYS:
         written = draft.get(key)
@@ -37,7 +37,8 @@ def resolve_paths(draft: Draft, folders: dict[str, Path]) -> None:
             bases.append(Path(draft.get("train_data_dir")))  # its usual place, resolved before it
         path = absolute_path(written, bases)
         if key in _MUST_EXIST and not _exists(path):
-            raise ConfigError(*_missing(draft.origins[key], key, written, path, bases))
+            missing = DataError if key == "metadata_path" else ModelError
+            raise missing(*_missing(draft.origins[key], key, written, path, bases))
         draft.values[key] = str(path)
 
 

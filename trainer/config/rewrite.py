@@ -53,7 +53,7 @@ def rewrite_config(source: Path, destination: Path, changes: Mapping[str, Change
     """
     from autotune.files import write_atomically
 
-    _refuse_existing(source, destination)
+    check_destination(source, destination)
     unknown = [key for key in changes if key not in CHANGEABLE]
     if unknown:
         raise ConfigError(f"{unknown[0]} can't be rewritten.", f"Change {', '.join(CHANGEABLE)}.")
@@ -65,7 +65,8 @@ def rewrite_config(source: Path, destination: Path, changes: Mapping[str, Change
     write_atomically(destination, document.source.encode(text))
 
 
-def _refuse_existing(source: Path, destination: Path) -> None:
+def check_destination(source: Path, destination: Path) -> None:
+    """Raise ConfigError when there is something at `destination` already: no file is ever written over."""
     if destination.exists() or destination.is_symlink():
         same = destination.exists() and source.exists() and destination.samefile(source)
         subject = "is the config itself, which is never changed" if same else "exists and is never overwritten"

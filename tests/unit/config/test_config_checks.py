@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import ConfigError
+from autotune.errors import ConfigError, ModelError
 from trainer.config.loader import LoadedConfig, load_config
 
 Load = Callable[..., LoadedConfig]
@@ -111,7 +111,7 @@ def test_metadata_may_lie_beside_the_pictures(load: Load, folder: Path) -> None:
 
 
 def test_a_hub_name_says_it_needs_the_network(load: Load) -> None:
-    with pytest.raises(ConfigError, match=r"runwayml/stable-diffusion-v1-5 .*needs the network.*local folder"):
+    with pytest.raises(ModelError, match=r"runwayml/stable-diffusion-v1-5 .*needs the network.*local folder"):
         load("seed = 1", "pretrained_model_name_or_path=runwayml/stable-diffusion-v1-5")
 
 
@@ -123,7 +123,7 @@ def test_a_folder_with_the_name_of_a_hub_model_is_that_folder(load: Load, folder
 
 @pytest.mark.parametrize("path", ["model/missing.safetensors", "model/deep/er/missing", "./nope"])
 def test_a_wrong_path_names_the_nearest_folder_that_exists(load: Load, folder: Path, path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ModelError) as caught:
         load("seed = 1", f"pretrained_model_name_or_path={path}")
     parent = folder / "model" if path.startswith("model") else folder
     assert f"the nearest folder that exists is {parent}." in str(caught.value)
@@ -131,7 +131,7 @@ def test_a_wrong_path_names_the_nearest_folder_that_exists(load: Load, folder: P
 
 @pytest.mark.skipif("sys.platform == 'win32'", reason="there it is a path of this system")
 def test_a_windows_path_elsewhere_says_so(load: Load) -> None:
-    with pytest.raises(ConfigError, match="Windows path"):
+    with pytest.raises(ModelError, match="Windows path"):
         load(
             "pretrained_model_name_or_path = 'C:\\models\\sd.safetensors'",
             "pretrained_model_name_or_path=D:/a/b",
