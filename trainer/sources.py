@@ -58,6 +58,7 @@ class LatentSource:
                 progress(done, len(missing))
         finally:
             self.device.evict(vae)
+            self.device.empty_cache()
 
     def latents(self, samples: Sequence[Sample], step: int) -> Tensor:
         """The samples' latents for this step, from the cache when it is on."""
@@ -134,6 +135,7 @@ class TextSource:
         finally:
             for encoder in encoders:
                 self.device.evict(encoder)
+            self.device.empty_cache()
 
     def conditioning(self, samples: Sequence[Sample], step: int) -> Conditioning:
         """The samples' conditioning; with gradients when the text encoders train."""

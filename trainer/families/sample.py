@@ -71,12 +71,14 @@ def _left_as_found(components: Components, device: DeviceSession, resident: Sequ
     try:
         for module in resident:
             device.evict(module)
+        device.empty_cache()  # training's cached segments fit no picture's tensors: both would be reserved
         for module in components.modules:
             module.eval()
         yield
     finally:
         for part, training in modes.items():
             part.training = training
+        device.empty_cache()
         for module in resident:
             device.place(module)
 

@@ -27,6 +27,7 @@ class RecordingDevice:
     def __init__(self, *resident: nn.Module) -> None:
         self.held = list(resident)
         self.together: list[tuple[str, ...]] = []
+        self.held_when_emptied: list[list[nn.Module]] = []
 
     def place(self, thing: Any) -> Any:
         if isinstance(thing, nn.Module):
@@ -38,6 +39,9 @@ class RecordingDevice:
         if isinstance(thing, nn.Module) and thing in self.held:
             self.held.remove(thing)
         return thing
+
+    def empty_cache(self) -> None:
+        self.held_when_emptied.append(list(self.held))
 
     @contextmanager
     def host(self) -> Iterator[None]:
@@ -73,6 +77,16 @@ def test_picture_equals_the_pipelines_own(tiny_components: Mapping[str, Componen
     picture = _sample(components)
     assert picture.size == (80, 64)
     assert abs(asarray(picture).astype(int) - asarray(expected).astype(int)).max() <= 1
+
+
+def test_cached_memory_of_training_and_of_sampling_is_never_reserved_at_once(
+    tiny_components: Mapping[str, Components],
+) -> None:
+    components = tiny_components["sd1"]
+    device = RecordingDevice(components.unet)
+    _sample(components, device, resident=[components.unet])
+    assert device.held_when_emptied == [[], []]  # with training off the device, and again before it is back
+    assert device.held == [components.unet]
 
 
 @both
