@@ -27,7 +27,7 @@ from trainer.adapters.lora import attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
 from trainer.data.samples import Dataset, Sample
-from trainer.families.load import Components
+from trainer.families.load import Components, TextEncoder
 from trainer.families.sample import sample_image
 from trainer.optimizers import build_optimizer, build_schedule
 from trainer.precision import Precision, dtype_of
@@ -200,10 +200,17 @@ def _switch_checkpointing(components: Components, on: bool) -> None:
         unet.disable_gradient_checkpointing()
     for encoder in components.text_encoders:
         encoder.train(on)
-        if on:
-            encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        else:
-            encoder.gradient_checkpointing_disable()
+        _switch_encoder_checkpointing(encoder, on)
+
+
+def _switch_encoder_checkpointing(encoder: TextEncoder, on: bool) -> None:
+    # transformers 5.24 renamed the switches, and the old names go with version 6.
+    kind = "activation" if hasattr(encoder, "activation_checkpointing_enable") else "gradient"
+    if on:
+        enable = getattr(encoder, f"{kind}_checkpointing_enable")
+        enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+    else:
+        getattr(encoder, f"{kind}_checkpointing_disable")()
 
 
 def _tag_counts(dataset: Dataset) -> dict[str, int]:

@@ -5,13 +5,10 @@ nothing of it reaches the user's output folder.
 """
 
 import hashlib
-import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the hub is imported: no network is ever asked
 
 import torch
 
