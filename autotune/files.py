@@ -1,11 +1,26 @@
 """Files that are whole or absent. Owns the one way this project puts bytes on a disk."""
 
 import os
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
 from autotune.errors import DiskError
 from autotune.posix import fsync_directory
+
+
+def check_writable(folder: Path) -> None:
+    """Prove that a file can be made in `folder`, which is made if need be, before hours are spent on its
+    content. Raises DiskError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise DiskError(
+            f"{folder} can't be written to: {error.strerror or error}.",
+            "Free disk space, correct the permissions or choose another folder.",
+        ) from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

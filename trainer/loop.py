@@ -4,6 +4,7 @@ Saving always precedes sampling, and a sampling failure never costs a trained st
 """
 
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from autotune.device.session import DeviceSession
-from autotune.errors import TrainingError
+from autotune.errors import DiskError, TrainingError
 from autotune.ladder.plan import Plan, Size
 from autotune.trial.workload import Report
 from trainer.adapters.lora import largest_change
@@ -150,9 +151,23 @@ def _due(position: Position, epochs: int | None, steps: int | None) -> bool:
 
 def _save(session: TrainingSession, stem: str, steps: int, epoch: int, report: Report) -> str:
     path = Path(session.parts.config.output_dir) / f"{stem}.safetensors"
-    session.save(path, steps, epoch)
+    try:
+        session.save(path, steps, epoch)
+    except DiskError as error:
+        raise _rescued(error, session, path, steps, epoch) from None
     report({"event": "file", "kind": "lora", "path": str(path)})
     return str(path)
+
+
+def _rescued(error: DiskError, session: TrainingSession, path: Path, steps: int, epoch: int) -> DiskError:
+    """What was trained goes to the folder for temporary files rather than nowhere, and the error says so."""
+    refuge = Path(tempfile.gettempdir())
+    refuge /= f"{free_stem(refuge, path.stem)}.safetensors"
+    try:
+        session.save(refuge, steps, epoch)
+    except DiskError:
+        return error
+    return DiskError(f"{error.fact} The LoRA of step {steps} is in {refuge} instead.", error.way_out)
 
 
 def _sample(session: TrainingSession, stem: str, report: Report) -> list[str]:

@@ -22,7 +22,7 @@ from autotune.device.session import DeviceSession
 from autotune.files import write_atomically
 from autotune.ladder.plan import Plan, Size
 from autotune.ladder.receipts import scaled_alpha
-from trainer.adapters.export import base_metadata, lora_tensors, save_lora
+from trainer.adapters.export import base_metadata, lora_file, lora_tensors
 from trainer.adapters.lora import attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
@@ -74,17 +74,26 @@ class TrainingSession:
         return training_step(self.parts, batch, step, self.plan.batch_size)
 
     def save(self, path: Path, steps: int, epoch: int) -> None:
-        """Write the LoRA of this moment to `path`."""
+        """Write the LoRA of this moment to `path`. Raises DiskError."""
+        write_atomically(path, self.lora_file(path.stem, steps, epoch))
+
+    def lora_file(self, name: str, steps: int, epoch: int) -> bytes:
+        """The content of the LoRA file of this moment."""
         config = self.parts.config
         with self.device.host():
             tensors = lora_tensors(self.parts.adapter, dtype_of(config.save_precision))
             metadata = base_metadata(
-                self.parts.adapter, self.parts.components.family, path.stem, config.v_parameterization
+                self.parts.adapter, self.parts.components.family, name, config.v_parameterization
             )
-            save_lora(path, tensors, {**metadata, **run_metadata(config, self.setup.dataset, steps, epoch)})
+            run = run_metadata(config, self.setup.dataset, steps, epoch)
+            return lora_file(tensors, {**metadata, **run})
 
     def sample(self, path: Path, prompt: str, steps: int) -> None:
-        """Write one picture of the adapted model. Training state and random state stay as they are."""
+        """Write one picture of the adapted model to `path`. Raises DiskError."""
+        write_atomically(path, self.picture_file(prompt, steps))
+
+    def picture_file(self, prompt: str, steps: int) -> bytes:
+        """One picture of the adapted model, as PNG. Training state and random state stay as they are."""
         width, height = self.plan.resolutions[0]
         with self.parts.precision.autocast(self.device.torch_device):
             picture = sample_image(
@@ -97,7 +106,7 @@ class TrainingSession:
                 resident=self._residents(),
                 clip_skip=self.parts.config.clip_skip,
             )
-        write_atomically(path, _png(picture))
+        return _png(picture)
 
     def close(self) -> None:
         """Free the device and undo every change to the warm models. Never raises."""

@@ -1,11 +1,10 @@
 """The trainer as a Workload: what `autotune` probes and trains. Lives in worker processes only.
 
 Owns the translation between a config and a Job. A trial runs the trainer's own session on the worst bucket;
-nothing of it reaches the user's output folder.
+nothing of it reaches a disk.
 """
 
 import hashlib
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,8 +130,10 @@ class LoraTrial:
             self._session.cache_latents(self._batch, _ignore)
         elif name == "cache_text":
             self._session.cache_text(self._batch, _ignore)
+        elif name == "save":
+            self._session.lora_file("trial", self._step, 0)
         else:
-            self._write_and_drop(name)
+            self._session.picture_file(self._batch[0].caption, TRIAL_SAMPLING_STEPS)
 
     def step(self) -> None:
         """One optimizer step on the worst logical batch."""
@@ -142,14 +143,6 @@ class LoraTrial:
     def close(self) -> None:
         """Free the device; the base models stay warm on the host."""
         self._session.close()
-
-    def _write_and_drop(self, phase: str) -> None:
-        with tempfile.TemporaryDirectory(prefix="autotune-trial-") as folder:
-            if phase == "save":
-                self._session.save(Path(folder) / "trial.safetensors", self._step, 0)
-            else:
-                prompt = self._batch[0].caption
-                self._session.sample(Path(folder) / "trial.png", prompt, TRIAL_SAMPLING_STEPS)
 
 
 def worst_batch(setup: Setup, buckets: Mapping[int, Size]) -> list[Sample]:

@@ -12,7 +12,7 @@ from autotune.cli.setup import (
     DEFAULT_LADDER,
     Common,
     choose_device,
-    logging_folder,
+    load_settings,
     make_task,
     parse_limit,
 )
@@ -143,7 +143,7 @@ def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> Answe
         screen.tell(DeviceEvent(reading))
         return Answer(device_json(reading))
     with ExitStack() as stack:
-        folder = Path("logs") if options.workload else logging_folder(options.common)
+        folder = Path("logs" if options.workload else load_settings(options.common).logging_dir)
         log = stack.enter_context(RunLog(folder))
 
         def tell(event: Event) -> None:

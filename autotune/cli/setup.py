@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.controller.task import Task
 from autotune.device.probe import DefaultDevice, detect_default_device
@@ -13,6 +13,9 @@ from autotune.store.directory import DirectoryStore
 from autotune.store.places import profiles_directory
 from autotune.trial.ladder_file import load_ladder
 from autotune.units import parse_size
+
+if TYPE_CHECKING:
+    from trainer.config.schema import TrainConfig
 
 TRAINER = "trainer.workload:create"
 DEFAULT_LADDER = "classic"
@@ -66,11 +69,11 @@ def open_store(profiles: Path | None) -> DirectoryStore:
     return DirectoryStore(profiles, allow_simulated=not committed)
 
 
-def logging_folder(common: Common) -> Path:
-    """Where the config wants its logs: `logs` unless logging_dir says otherwise. Raises ConfigError."""
+def load_settings(common: Common) -> "TrainConfig":
+    """The settings of the config files and overrides. Raises ConfigError, or ModelError for no base model."""
     from trainer.config.loader import load_config
 
-    return Path(load_config(common.configs, common.overrides).config.logging_dir)
+    return load_config(common.configs, common.overrides).config
 
 
 def parse_limit(text: str | None) -> int | None:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli.console import Screen
-from autotune.cli.setup import DEFAULT_LADDER, Common, choose_device, logging_folder, make_task
+from autotune.cli.setup import DEFAULT_LADDER, Common, choose_device, load_settings, make_task
 from autotune.controller.events import Event, NoteEvent
 from autotune.controller.run_log import RunLog
 from autotune.controller.train import Trained, train
 from autotune.errors import ConfigError
+from autotune.files import check_writable
 from autotune.units import format_mib
 
 
@@ -35,8 +36,10 @@ def run(options: TrainOptions) -> None:
     """Train and say what was written. Raises AutotuneError."""
     if not options.configs:
         raise ConfigError("no config was given.", "Give one with --config config.toml.")
-    folder = logging_folder(options.common)
+    settings = load_settings(options.common)
+    folder = Path(settings.logging_dir)
     with RunLog(folder) as log, Screen() as screen:
+        check_writable(Path(settings.output_dir))
 
         def tell(event: Event) -> None:
             log.tell(event)

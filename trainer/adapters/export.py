@@ -53,8 +53,13 @@ def base_metadata(adapter: Adapter, family: str, title: str, v_prediction: bool 
 
 def save_lora(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write the file to a temporary name beside `path`, flush it, and rename. Raises DiskError."""
-    content = save(dict(tensors), {**metadata, **_model_hashes(tensors, metadata)})
-    write_atomically(path, content)
+    write_atomically(path, lora_file(tensors, metadata))
+
+
+def lora_file(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """The content of the file that `save_lora` writes."""
+    content: bytes = save(dict(tensors), {**metadata, **_model_hashes(tensors, metadata)})
+    return content
 
 
 def _stored(weight: Tensor, dtype: torch.dtype) -> Tensor:
