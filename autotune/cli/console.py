@@ -23,7 +23,7 @@ from autotune.controller.events import (
     TrialEvent,
     WorkerEvent,
 )
-from autotune.controller.text import describe_worker_event
+from autotune.controller.text import describe_card, describe_worker_event
 from autotune.device.session import Evidence
 from autotune.ladder.knobs import describe_value
 from autotune.ladder.plan import Plan
@@ -78,7 +78,8 @@ class Screen:
             case DeviceEvent(reading):
                 same = reading.name == str(reading.spec)
                 self._line("device", reading.name if same else f"{reading.name} ({reading.spec})")
-                self._line("", reading.budget.explain())
+                for line in (*describe_card(reading), reading.budget.explain()):
+                    self._line("", line)
                 for note in reading.notes:
                     self._note(note)
             case JobEvent():

@@ -99,7 +99,8 @@ Event = NoteEvent | DeviceEvent | JobEvent | TrialEvent | FittedEvent | ProfileE
 
 
 def device_json(reading: DeviceReading) -> dict[str, Any]:
-    """A device reading without anything that names the machine: no UUID, no process."""
+    """A device reading without anything that names the machine: no UUID, no process number."""
+    gpu = reading.gpu
     return {
         "device": str(reading.spec),
         "name": reading.name,
@@ -107,6 +108,11 @@ def device_json(reading: DeviceReading) -> dict[str, Any]:
         "free_bytes": reading.free_bytes,
         "budget_bytes": reading.budget.bytes,
         "budget": reading.budget.explain(),
+        "compute_capability": list(gpu.compute_capability) if gpu and gpu.compute_capability else None,
+        "driver_version": reading.driver_version or None,
+        "display_active": gpu.display_active if gpu else None,
+        "mig": bool(gpu and gpu.mig_enabled),
+        "used_by_processes_bytes": [use.used_bytes for use in reading.processes],
         "notes": list(reading.notes),
     }
 

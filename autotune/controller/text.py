@@ -1,13 +1,33 @@
 """Events in words, for the log and the screen alike. Owns wording only."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.device.nvml import ProcessUse
+from autotune.device.probe import DeviceReading
 from autotune.ladder.receipts import describe_change
 from autotune.trial.search import SearchStep, describe_plan
 from autotune.units import format_mib
 
+_PROCESSES_SHOWN = 5
 _PHASES = {"cache_latents": "latents cached", "cache_text": "captions encoded"}
+
+
+def describe_card(reading: DeviceReading) -> list[str]:
+    """What is known of a card beside its budget: memory, capability, driver, display, MIG, who uses it."""
+    gpu = reading.gpu
+    if gpu is None:
+        return []
+    free = "unknown" if reading.free_bytes is None else format_mib(reading.free_bytes)
+    facts = [f"{format_mib(reading.total_bytes)} total, {free} free"]
+    if gpu.compute_capability:
+        facts.append("compute capability {}.{}".format(*gpu.compute_capability))
+    if reading.driver_version:
+        facts.append(f"driver {reading.driver_version} (CUDA up to {reading.cuda_driver_version or 'unknown'})")
+    facts.append({True: "display active", False: "no display", None: "display unknown"}[gpu.display_active])
+    if gpu.mig_enabled:
+        facts.append(f"MIG on, {len(gpu.mig_instances)} instance(s)")
+    return [", ".join(facts), _describe_processes(reading.processes)]
 
 
 def describe_trial(step: SearchStep) -> str:
@@ -43,3 +63,14 @@ def describe_worker_event(body: Mapping[str, Any]) -> str:
             return str(body["text"])
         case _:
             return ", ".join(f"{key} {value}" for key, value in body.items())
+
+
+def _describe_processes(processes: Sequence[ProcessUse]) -> str:
+    if not processes:
+        return "no process uses it"
+    told = [
+        f"pid {use.pid} {'unknown' if use.used_bytes is None else format_mib(use.used_bytes)}"
+        for use in processes[:_PROCESSES_SHOWN]
+    ]
+    more = len(processes) - len(told)
+    return f"used by {', '.join(told)}" + (f" and {more} more" if more else "")

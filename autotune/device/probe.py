@@ -49,6 +49,7 @@ class DeviceReading:
     gpu: GpuReading | None = None
     processes: tuple[ProcessUse, ...] = ()
     driver_version: str = ""
+    cuda_driver_version: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def reading_for(
     device = _pick(machine, ordinals, int(spec.argument or 0), os.environ if environ is None else environ)
     notes = (*machine.notes, *ordinals.notes)
     reading = _read_device(spec, device, notes, limit_bytes, own_pids)
-    return replace(reading, driver_version=machine.driver_version)
+    return replace(reading, driver_version=machine.driver_version, cuda_driver_version=machine.cuda_driver_version)
 
 
 def detect_default_device(
