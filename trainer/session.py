@@ -218,6 +218,10 @@ def _switch_encoder_checkpointing(encoder: TextEncoder, on: bool) -> None:
     if on:
         enable = getattr(encoder, f"{kind}_checkpointing_enable")
         enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+        # A hook that gives the embeddings gradients comes with it, which only the reentrant kind needs. It would
+        # stay on the warm model for good, one more each time, and every later plan would need more memory.
+        if hasattr(encoder, "_require_grads_hook"):
+            encoder.disable_input_require_grads()
     else:
         getattr(encoder, f"{kind}_checkpointing_disable")()
 
