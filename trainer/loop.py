@@ -4,6 +4,7 @@ Saving always precedes sampling, and a sampling failure never costs a trained st
 """
 
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from trainer.data.batches import LogicalBatch, batches_per_epoch, logical_batche
 from trainer.data.samples import Sample
 from trainer.session import Setup, TrainingSession
 
+SAMPLES = "sample"  # kohya's name of the folder for pictures
+
 
 @dataclass(frozen=True)
 class Position:
@@ -39,7 +42,9 @@ def train(
     config, samples = setup.config, setup.dataset.samples
     stem = free_stem(Path(config.output_dir), config.output_name)
     if stem != config.output_name:
-        report(_note(f"{config.output_name}.safetensors exists: this run writes {stem}.safetensors"))
+        report(
+            _note(f"files of an earlier run are named {config.output_name}: this run writes {stem}.safetensors")
+        )
     by_index = {sample.index: sample for sample in samples}
     files: list[str] = []
     with device.scope():
@@ -47,10 +52,10 @@ def train(
         try:
             _fill_caches(session, samples, report)
             session.load()
-            loss = math.nan
+            loss, watch = math.nan, LossWatch(config)
             for position, batch in schedule_of(config, samples, buckets.of_recipe, setup.total_steps):
                 result = session.step([by_index[index] for index in batch], position.step)
-                loss = _checked(result.loss, position.step, config)
+                loss = watch.checked(result.loss, position.step)
                 report(_step_event(position, setup.total_steps, result.__dict__))
                 files += _interim_outputs(session, position, stem, setup, report)
             files += _final_outputs(session, stem, setup, report)
@@ -99,11 +104,42 @@ def schedule_of(
 
 def free_stem(folder: Path, name: str) -> str:
     """`name`, or `name-2`, `name-3`, ... so that no file of an earlier run is written over."""
+    taken = [path.name for place in (folder, folder / SAMPLES) for path in place.glob("*")]
     number, stem = 1, name
-    while any(folder.glob(f"{stem}.safetensors")) or any(folder.glob(f"{stem}-[es]*.safetensors")):
+    while any(_is_output_of(stem, file) for file in taken):
         number += 1
         stem = f"{name}-{number}"
     return stem
+
+
+class LossWatch:
+    """Ends a run whose loss is not a number: at once, or under fp16, where one picture may overflow and the
+    scaler then skips the step, when it stays so for `PATIENCE` steps in a row."""
+
+    PATIENCE = 10
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._in_a_row = 0
+
+    def checked(self, loss: float, step: int) -> float:
+        """`loss` of optimizer step `step` (from 0). Raises TrainingError."""
+        config = self._config
+        self._in_a_row = 0 if math.isfinite(loss) else self._in_a_row + 1
+        patience = self.PATIENCE if config.mixed_precision == "fp16" else 1
+        if self._in_a_row < patience:
+            return loss
+        at = f"at step {step + 1}" if patience == 1 else f"at {patience} steps in a row, up to step {step + 1}"
+        raise TrainingError(
+            f"the loss is {loss} {at} (learning_rate {config.learning_rate}, "
+            f"mixed_precision {config.mixed_precision}).",
+            "Lower learning_rate, and check the base model and VAE for NaN weights.",
+        )
+
+
+def _is_output_of(stem: str, file: str) -> bool:
+    """Whether a run that is called `stem` would write a file of this name, at its end or on the way."""
+    return re.fullmatch(rf"{re.escape(stem)}(-step\d+|-\d{{6}})?(\.safetensors|_\d+\.png)", file) is not None
 
 
 def _fill_caches(session: TrainingSession, samples: tuple[Sample, ...], report: Report) -> None:
@@ -113,27 +149,16 @@ def _fill_caches(session: TrainingSession, samples: tuple[Sample, ...], report: 
         session.cache_text(samples, lambda d, t: report(_phase("cache_text", d, t)))
 
 
-def _checked(loss: float, step: int, config: TrainConfig) -> float:
-    if math.isfinite(loss) or config.mixed_precision == "fp16":  # the scaler skips fp16's overflows
-        return loss
-    raise TrainingError(
-        f"the loss is {loss} at step {step + 1} (learning_rate {config.learning_rate}, "
-        f"mixed_precision {config.mixed_precision}).",
-        "Lower learning_rate, and check the base model and VAE for NaN weights.",
-    )
-
-
 def _interim_outputs(
     session: TrainingSession, position: Position, stem: str, setup: Setup, report: Report
 ) -> list[str]:
     config, done = setup.config, position.step + 1
     if done == setup.total_steps:
         return []
-    suffix = f"-{position.epoch:06d}" if position.ends_epoch else f"-step{done:08d}"
     saves = _due(position, config.save_every_n_epochs, config.save_every_n_steps)
     samples = _due(position, config.sample_every_n_epochs, config.sample_every_n_steps)
-    files = [_save(session, stem + suffix, done, position.epoch, report)] if saves else []
-    return files + (_sample(session, stem + suffix, report) if samples else [])
+    files = [_save(session, stem + suffix, done, position.epoch, report) for suffix in saves]
+    return files + (_sample(session, stem + samples[0], report) if samples else [])
 
 
 def _final_outputs(session: TrainingSession, stem: str, setup: Setup, report: Report) -> list[str]:
@@ -143,10 +168,12 @@ def _final_outputs(session: TrainingSession, stem: str, setup: Setup, report: Re
     return files + (_sample(session, stem, report) if config.sample_at_end else [])
 
 
-def _due(position: Position, epochs: int | None, steps: int | None) -> bool:
-    by_epoch = bool(epochs) and position.ends_epoch and position.epoch % (epochs or 1) == 0
-    by_step = bool(steps) and (position.step + 1) % (steps or 1) == 0
-    return by_epoch or by_step
+def _due(position: Position, epochs: int | None, steps: int | None) -> list[str]:
+    """The endings, by kohya's names, of what is due after this step: one for the epoch, one for the step."""
+    done = position.step + 1
+    by_epoch = epochs is not None and position.ends_epoch and position.epoch % epochs == 0
+    by_step = steps is not None and done % steps == 0
+    return [f"-{position.epoch:06d}"] * by_epoch + [f"-step{done:08d}"] * by_step
 
 
 def _save(session: TrainingSession, stem: str, steps: int, epoch: int, report: Report) -> str:
@@ -175,7 +202,7 @@ def _sample(session: TrainingSession, stem: str, report: Report) -> list[str]:
     prompts = config.sample_prompts or (session.setup.dataset.samples[0].caption,)
     files = []
     for number, prompt in enumerate(prompts):
-        path = Path(config.output_dir) / "sample" / f"{stem}_{number:02d}.png"
+        path = Path(config.output_dir) / SAMPLES / f"{stem}_{number:02d}.png"
         try:
             session.sample(path, prompt, config.sample_steps)
         except torch.OutOfMemoryError as error:

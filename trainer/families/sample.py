@@ -5,6 +5,7 @@ sampling needs less memory than training. It must leave no trace: modules, modes
 they were.
 """
 
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -75,6 +76,10 @@ def _left_as_found(components: Components, device: DeviceSession, resident: Sequ
         for module in components.modules:
             module.eval()
         yield
+    except torch.OutOfMemoryError as error:
+        # Its frames hold what sampling had made, which would take the room of the models that come back now.
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
         for part, training in modes.items():
             part.training = training
