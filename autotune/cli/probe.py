@@ -21,7 +21,7 @@ from autotune.controller.probe import Probed, probe
 from autotune.controller.run_log import RunLog
 from autotune.device.probe import list_cuda_devices, reading_for
 from autotune.device.session import DeviceSpec
-from autotune.errors import AutotuneError, ConfigError, DeviceError, DiskError
+from autotune.errors import AutotuneError, ConfigError, DiskError
 from autotune.ladder.receipts import render_receipts, scaled_alpha
 
 
@@ -119,9 +119,7 @@ def _chosen_device(options: ProbeOptions, screen: Screen) -> DeviceSpec:
 
 def _probe_every(options: ProbeOptions, screen: Screen) -> Answer:
     """One answer for all cards; a card that fails is told and does not stop the others."""
-    devices = list_cuda_devices()
-    if not devices:
-        raise DeviceError("no NVIDIA card can be used here.", "Use --device virtual:2GiB to try without.")
+    devices = list_cuda_devices() or (DeviceSpec("cuda", "0"),)  # reading that one says why there is none
     answers, failed = [], []
     for spec in devices:
         try:
@@ -129,7 +127,8 @@ def _probe_every(options: ProbeOptions, screen: Screen) -> Answer:
         except AutotuneError as error:
             failed.append(error)
             answers.append(Answer({"device": str(spec), "error": str(error)}))
-            screen.tell(NoteEvent(f"{spec}: {error}"))
+            if len(devices) > 1:
+                screen.tell(NoteEvent(f"{spec}: {error}"))
     if len(failed) == len(devices):
         raise failed[-1]
     unkept = next((answer.error for answer in answers if answer.error), None)
