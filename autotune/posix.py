@@ -16,11 +16,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from autotune.errors import DiskError
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LOCK_POLL_SECONDS = 0.02
+_OWN_FILES = Path("/proc/self/fd")
 _NOT_SUPPORTED = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EINVAL}
 
 
@@ -62,6 +64,37 @@ def fsync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def open_unnamed(folder: Path) -> Iterator[BinaryIO | None]:
+    """A file for writing in `folder` without a name, which vanishes with this process unless `name_file` gives it
+    one. None where the system or the file system has no such files (Linux has, but for network mounts).
+
+    Raises OSError when the folder can't be written to.
+    """
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None or not _OWN_FILES.exists():
+        yield None
+        return
+    try:
+        descriptor = os.open(folder, flag | os.O_WRONLY, 0o666)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED | {errno.EISDIR, errno.ENOENT}:
+            raise
+        yield None
+        return
+    with os.fdopen(descriptor, "wb") as file:
+        yield file
+
+
+def name_file(file: BinaryIO, path: Path) -> None:
+    """Give a file of `open_unnamed` its name. Raises FileExistsError when there is one of that name."""
+    own = os.open(_OWN_FILES, os.O_RDONLY)
+    try:  # with a folder's descriptor Python calls linkat, which alone follows the link to the open file
+        os.link(str(file.fileno()), path, src_dir_fd=own, follow_symlinks=True)
+    finally:
+        os.close(own)
 
 
 def die_with_parent(parent_pid: int) -> bool:

@@ -65,8 +65,9 @@ def open_store(profiles: Path | None) -> DirectoryStore:
     """The store named by --profiles, else the user's own. A repository's `profiles/` takes no simulation."""
     if profiles is None:
         return DirectoryStore(profiles_directory())
-    committed = profiles.absolute().name == "profiles" and (profiles.absolute().parent / ".git").exists()
-    return DirectoryStore(profiles, allow_simulated=not committed)
+    folder = profiles.absolute()
+    committed = folder.name == "profiles" and (folder.parent / ".git").exists()
+    return DirectoryStore(folder, allow_simulated=not committed)
 
 
 def load_settings(common: Common) -> "TrainConfig":

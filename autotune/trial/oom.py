@@ -103,7 +103,8 @@ def one_line(error: BaseException) -> str:
 
 def shorten(text: str) -> str:
     """An out-of-memory text up to what is free; the rest is bookkeeping and advice on PyTorch's settings."""
-    return text.split(" Of the allocated")[0].split(" If reserved but unallocated")[0]
+    told = text.split(" Of the allocated")[0].split(" If reserved but unallocated")[0]
+    return told.rstrip(" ;.") + "."
 
 
 def root_cause(error: BaseException) -> str:

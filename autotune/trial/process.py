@@ -30,6 +30,7 @@ _TAIL_BYTES = 16 * 1024
 _TAIL_LINES = 5
 _STACKS_WITHIN_S = 2.0
 _REAP_WITHIN_S = 10.0
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*(?:\n|\Z))?", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,10 @@ class WorkerProcess:
         return ""
 
     def stderr_tail(self) -> str:
-        """The last lines the worker wrote to stdout or stderr."""
+        """The last lines the worker wrote to stdout or stderr, but for Python's warnings."""
         text = self._read_log(max(self._log_start, self._log_size() - _TAIL_BYTES))
-        lines = [line.strip() for line in text.replace("\r", "\n").splitlines() if line.strip()]
+        text = _WARNING.sub("", text.replace("\r", "\n"))
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
         return "\n".join(lines[-_TAIL_LINES:])
 
     def wait_for_end(self, timeout_s: float) -> None:
@@ -227,7 +229,7 @@ def _describe_exit(returncode: int | None, host_killed: bool) -> str:
     if host_killed:
         return f"was killed by {name}: the host ran out of memory (the kernel counted an out-of-memory kill)"
     if name == "SIGKILL":
-        return f"was killed by {name}; the host may be out of memory"
+        return f"was killed by {name} (the host may be out of memory)"
     return f"was ended by {name}"
 
 

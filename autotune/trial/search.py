@@ -83,7 +83,7 @@ class WarmWorker:
 
     def discard(self, why: str) -> None:
         """End this worker; the next use starts another."""
-        self.note(f"{why}; the next trial runs in a new worker")
+        self.note(f"{why.rstrip('.')}; the next trial runs in a new worker")
         self.close()
 
     def close(self) -> None:
@@ -126,12 +126,14 @@ def try_plan(warm: WarmWorker, plan: Plan, steps: int = STEPS_TO_TIME) -> TrialR
     A worker that is not clean afterwards is replaced. A crash or a hang gets a second chance in a new worker;
     the second time the error behind it is raised.
     """
-    report = _try_once(warm, plan, steps)
+    report = warm.worker.trial(plan, steps)
     if not _answers(report):
-        warm.discard(f"{describe_plan(plan)} {_ending(report)} and gets a second chance")
-        report = _try_once(warm, plan, steps)
+        warm.discard(f"{describe_plan(plan)} {_ending(report)} and gets a second chance: {report.outcome.reason}")
+        report = warm.worker.trial(plan, steps)
     if not _answers(report):
         raise _failure_of(report)
+    if not report.reusable:
+        warm.discard(f"the worker can't be used again after {describe_plan(plan)}: {_why_not_reusable(report)}")
     return report
 
 
@@ -176,13 +178,6 @@ def _next_to_try(walk: Walk, taken: Sequence[SearchStep]) -> Step | None:
     if any(one.outcome.plan == walk.chosen for one in taken):
         return None
     return next(visit.step for visit in walk.visits if visit.step.plan == walk.chosen)
-
-
-def _try_once(warm: WarmWorker, plan: Plan, steps: int) -> TrialReport:
-    report = warm.worker.trial(plan, steps)
-    if not report.reusable:
-        warm.discard(f"the worker can't be used again after {describe_plan(plan)}: {_why_not_reusable(report)}")
-    return report
 
 
 def _answers(report: TrialReport) -> bool:

@@ -30,8 +30,10 @@ def hold_the_interpreter(config: Mapping[str, Any]) -> Any:
 
 
 def die(config: Mapping[str, Any]) -> Any:
-    """Say something and end with exit status 3."""
-    os.write(2, b"first line\nthe driver is too old\n")
+    """Say something, a warning of Python first, and end with exit status 3."""
+    os.write(
+        2, b"/lib/old.py:3: DeprecationWarning: use new\n  warnings.warn(\nfirst line\nthe driver is too old\n"
+    )
     os._exit(3)
 
 

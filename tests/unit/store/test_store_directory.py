@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from autotune.testing.store_contract import StoreContract, sample_profile
 from autotune.units import GIB
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="POSIX files")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files without a name")
 FIXED = "nvidia-geforce-rtx-3060"
 
 
@@ -129,7 +131,7 @@ def test_a_file_of_others_with_our_name_is_left_alone(tmp_path):
     assert store.get(profile.digest) == profile
 
 
-@pytest.mark.parametrize("where", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("where", ["write", "fsync", "rename", pytest.param("name", marks=linux_only)])
 def test_a_full_disk_is_one_clear_error_and_leaves_everything_as_it_was(tmp_path, monkeypatch, where):
     store, old = DirectoryStore(tmp_path), sample_profile()
     store.put(old)
@@ -140,10 +142,11 @@ def test_a_full_disk_is_one_clear_error_and_leaves_everything_as_it_was(tmp_path
 
     if where == "fsync":
         monkeypatch.setattr(autotune.files.os, "fsync", full)
-    elif where == "rename":
-        monkeypatch.setattr(Path, "replace", full)
+    elif where == "name":
+        monkeypatch.setattr(autotune.files, "name_file", full)
     else:
-        monkeypatch.setattr(Path, "open", full)
+        monkeypatch.setattr(autotune.files, "open_unnamed", lambda folder: nullcontext(None))
+        monkeypatch.setattr(Path, "replace" if where == "rename" else "open", full)
     with pytest.raises(DiskError, match="No space left on device"):
         store.put(sample_profile(budget_bytes=9 * GIB))
     monkeypatch.undo()
@@ -181,7 +184,10 @@ def test_a_writer_that_dies_in_mid_write_leaves_no_profile_and_its_leftover_is_s
         import os, sys
         from pathlib import Path
         from autotune.store.directory import DirectoryStore
+        import autotune.files
+        from contextlib import nullcontext
         from autotune.testing.store_contract import sample_profile
+        autotune.files.open_unnamed = lambda folder: nullcontext(None)
         Path.replace = lambda *_: os._exit(9)
         DirectoryStore(Path(sys.argv[1])).put(sample_profile())
         """
@@ -192,6 +198,19 @@ def test_a_writer_that_dies_in_mid_write_leaves_no_profile_and_its_leftover_is_s
     assert len(files(tmp_path)) == 1
     store.put(sample_profile(budget_bytes=9 * GIB))
     assert [name for name in files(tmp_path) if name.endswith(".tmp")] == []
+
+
+@linux_only
+def test_a_writer_that_dies_before_its_file_has_a_name_leaves_nothing(tmp_path):
+    code = """
+        import os, sys
+        from pathlib import Path
+        import autotune.files
+        autotune.files.name_file = lambda *_: os._exit(9)
+        autotune.files.write_atomically(Path(sys.argv[1]) / "lora.safetensors", b"x" * 1000)
+        """
+    assert run_python(code, tmp_path).returncode == 9
+    assert files(tmp_path) == []
 
 
 def test_writers_at_the_same_time_lose_nothing(tmp_path):

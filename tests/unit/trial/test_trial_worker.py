@@ -109,7 +109,7 @@ def test_a_worker_killed_in_a_trial_is_a_crash_that_names_the_signal(warm: Worke
     warm._on_event = kill_at_the_first_step
     report = warm.trial(plan_with(Trouble.HANG))
     assert report.outcome.verdict is Verdict.CRASHED
-    assert "killed by SIGKILL; the host may be out of memory" in report.outcome.reason
+    assert "killed by SIGKILL (the host may be out of memory)" in report.outcome.reason
     assert report.outcome.failed_phase == "step"
     assert not report.reusable
     assert warm.pid is None
