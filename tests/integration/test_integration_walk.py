@@ -7,6 +7,7 @@ runs. The rungs are spelled out here, so that neither the ladder nor the walk is
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -152,7 +153,7 @@ def test_every_rung_needs_strictly_less_than_the_one_above(
     course_of: Callable[[str], Course], family: str, ladder: str
 ) -> None:
     peaks = [course_of(family).peak(rung) for rung in RUNGS[family, ladder]]
-    assert all(above > below for above, below in zip(peaks, peaks[1:], strict=False)), peaks
+    assert all(above > below for above, below in pairwise(peaks)), peaks
 
 
 @pytest.mark.parametrize(("family", "ladder", "last_that_fits"), EVERY_RUNG)
@@ -172,7 +173,7 @@ def test_the_walk_ends_on_exactly_the_last_rung_that_fits(
     assert [change.knob for change in result.receipts] == [
         one.step.change.knob for one in descent if one.step.change
     ]
-    assert all(knobs_changed(before, after) == 1 for before, after in zip(taken, taken[1:], strict=False))
+    assert all(knobs_changed(before, after) == 1 for before, after in pairwise(taken))
     # where a larger batch is not known to fail already, it is tried on the rung that fits, and can't fit
     climbs = result.steps[len(descent) :]
     assert [one.step.plan for one in climbs] == ([taken[-1].replace("batch_size", 2)] if len(taken) > 2 else [])

@@ -47,14 +47,11 @@ def sample_image(
     for each other's turn and are back at the end. Errors as `decode_latents`, and torch.OutOfMemoryError.
     """
     _check(size, steps)
+    # Painting is a function of its own: what it made must be gone when the resident models come back.
     with torch.no_grad(), _left_as_found(components, device, resident):
-        with _turn(device, *components.text_encoders):
-            wanted, unwanted = (encode_prompts(components, [p], clip_skip) for p in (prompt, negative_prompt))
-        with _turn(device, components.unet):
-            latents = _denoise(components, wanted, unwanted, size, steps, seed, device, guidance, progress)
-        with _turn(device, components.vae):
-            pixels = decode_latents(components.vae, latents, check=check)
-        return _to_image(device, pixels)
+        return _paint(
+            components, (prompt, negative_prompt), size, steps, seed, device, clip_skip, guidance, check, progress
+        )
 
 
 def _check(size: Size, steps: int) -> None:
@@ -86,6 +83,27 @@ def _left_as_found(components: Components, device: DeviceSession, resident: Sequ
         device.empty_cache()
         for module in resident:
             device.place(module)
+
+
+def _paint(
+    components: Components,
+    prompts: tuple[str, str],
+    size: Size,
+    steps: int,
+    seed: int,
+    device: DeviceSession,
+    clip_skip: int | None,
+    guidance: float,
+    check: bool,
+    progress: Callable[[int, int], None],
+) -> Image.Image:
+    with _turn(device, *components.text_encoders):
+        wanted, unwanted = (encode_prompts(components, [prompt], clip_skip) for prompt in prompts)
+    with _turn(device, components.unet):
+        latents = _denoise(components, wanted, unwanted, size, steps, seed, device, guidance, progress)
+    with _turn(device, components.vae):
+        pixels = decode_latents(components.vae, latents, check=check)
+    return _to_image(device, pixels)
 
 
 @contextmanager
