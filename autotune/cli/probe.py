@@ -22,6 +22,7 @@ from autotune.controller.run_log import RunLog
 from autotune.device.probe import list_cuda_devices, reading_for
 from autotune.device.session import DeviceSpec
 from autotune.errors import AutotuneError, ConfigError, DiskError
+from autotune.ladder.plan import BATCH_SIZE, Plan
 from autotune.ladder.receipts import render_receipts, scaled_alpha
 
 
@@ -181,7 +182,7 @@ def _write(
     source = options.configs[-1]
     changes, notes = written_changes(probed)
     try:
-        rewrite_config(source, destination, changes)
+        rewrite_config(source, destination, changes, _unchanged(options, probed, changes))
     except (ConfigError, DiskError) as error:
         return error
     others = [one for one in options.overrides if one.partition("=")[0].strip() not in CHANGEABLE]
@@ -194,12 +195,12 @@ def _write(
 
 
 def written_changes(probed: Probed) -> tuple[dict[str, Any], list[str]]:
-    """The config keys to change for the chosen plan, and what must be said about them.
+    """The config keys for the chosen plan, and what must be said about them.
 
     A config can only say batch x accumulation, so a batch that does not divide the effective batch is written
     as the largest one below it that does.
     """
-    recipe, chosen, alpha = probed.ready.job.recipe, probed.result.chosen, probed.ready.job.network_alpha
+    recipe, chosen = probed.ready.job.recipe, probed.result.chosen
     batch = next(b for b in range(chosen.batch_size, 0, -1) if recipe.effective_batch % b == 0)
     notes = []
     if batch != chosen.batch_size:
@@ -207,13 +208,29 @@ def written_changes(probed: Probed) -> tuple[dict[str, Any], list[str]]:
             f"train_batch_size is written as {batch}, not {chosen.batch_size}: a config can only say batch x "
             f"accumulation, and their product must stay {recipe.effective_batch}"
         )
-    changes: dict[str, Any] = {
-        "train_batch_size": batch,
-        "gradient_accumulation_steps": recipe.effective_batch // batch,
-        "resolution": chosen.resolutions,
-        "gradient_checkpointing": chosen.gradient_checkpointing,
-        "network_dim": chosen.network_dim,
+    return _config_values(probed, chosen.replace(BATCH_SIZE, batch)), notes
+
+
+def _config_values(probed: Probed, plan: Plan) -> dict[str, Any]:
+    """`plan`, whose batch size divides the effective batch, in the words of a config."""
+    recipe, alpha = probed.ready.job.recipe, probed.ready.job.network_alpha
+    values: dict[str, Any] = {
+        "train_batch_size": plan.batch_size,
+        "gradient_accumulation_steps": recipe.effective_batch // plan.batch_size,
+        "resolution": plan.resolutions,
+        "gradient_checkpointing": plan.gradient_checkpointing,
+        "network_dim": plan.network_dim,
     }
     if alpha is not None:
-        changes["network_alpha"] = scaled_alpha(recipe.plan.network_dim, alpha, chosen.network_dim)
-    return changes, notes
+        values["network_alpha"] = scaled_alpha(recipe.plan.network_dim, alpha, plan.network_dim)
+    return values
+
+
+def _unchanged(options: ProbeOptions, probed: Probed, changes: dict[str, Any]) -> set[str]:
+    """Keys of `changes` that the config files say already, be it by default: not those that came by --set."""
+    from trainer.config.meanings import canonical_key
+
+    written = _config_values(probed, probed.ready.job.recipe.plan)
+    flags = {one.partition("=")[0].strip() for one in options.overrides}
+    overridden = {canonical_key(flag) or flag for flag in flags}
+    return {key for key, value in changes.items() if written.get(key) == value and key not in overridden}

@@ -2,7 +2,7 @@
 was, byte for byte: comments, order, quotes, unknown keys, encoding and line ends; never writes over any file.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from reprlib import Repr
 
@@ -43,11 +43,14 @@ _NAMES = {
 }
 
 
-def rewrite_config(source: Path, destination: Path, changes: Mapping[str, Change]) -> None:
+def rewrite_config(
+    source: Path, destination: Path, changes: Mapping[str, Change], unchanged: Collection[str] = ()
+) -> None:
     """Write `source` to `destination` in its own dialect with `changes` (canonical key -> value) made.
 
     `changes` takes the keys of CHANGEABLE. A value keeps the type and spelling it had ("448,448" stays text,
-    448 a number); a value that already says so is left as it is; a missing key is added beside its kin.
+    448 a number); a value that already says so is left as it is; a missing key is added beside its kin,
+    but for those of `unchanged`, whose value holds without a line of its own.
     Raises ConfigError when `destination` exists (the source itself included), when `source` can't be read, or
     when the change can't be made without touching anything else; DiskError when it can't be written.
     """
@@ -58,7 +61,7 @@ def rewrite_config(source: Path, destination: Path, changes: Mapping[str, Change
     if unknown:
         raise ConfigError(f"{unknown[0]} can't be rewritten.", f"Change {', '.join(CHANGEABLE)}.")
     document = read_document(source)
-    edits = _edits(translate(document), document, changes)
+    edits = _edits(translate(document), document, changes, unchanged)
     splice = _SPLICERS[document.syntax]
     text = splice(document.source.text, edits, document.name)
     _verify(document, text, edits)
@@ -73,11 +76,15 @@ def check_destination(source: Path, destination: Path) -> None:
         raise ConfigError(f"{destination} {subject}.", "Give the name of a new file.")
 
 
-def _edits(translation: Translation, document: Document, changes: Mapping[str, Change]) -> list[Edit]:
+def _edits(
+    translation: Translation, document: Document, changes: Mapping[str, Change], unchanged: Collection[str]
+) -> list[Edit]:
     edits = []
     for key, value in changes.items():
         wanted = tuple(tuple(size) for size in value) if isinstance(value, list | tuple) else value
         entry = _in_force(translation, key)
+        if entry is None and key in unchanged:
+            continue
         if entry is None:
             place = _new_place(key, translation, document)
             edits.append(Edit(place, respell(key, wanted, None), new=True))

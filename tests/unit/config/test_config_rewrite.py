@@ -156,6 +156,14 @@ def test_a_value_that_already_says_so_is_left_as_written(folder: Path) -> None:
     assert (folder / "b.toml").read_text() == text
 
 
+def test_a_missing_key_whose_value_holds_anyway_gets_no_line(folder: Path) -> None:
+    text = "[training]\ntrain_batch_size = 4\nnetwork_dim = 32\n"
+    (folder / "a.toml").write_text(text)
+    changes = {"train_batch_size": 2, "gradient_checkpointing": False, "network_dim": 16}
+    rewrite_config(folder / "a.toml", folder / "b.toml", changes, {"gradient_checkpointing", "network_dim"})
+    assert (folder / "b.toml").read_text() == text.replace("= 4", "= 2").replace("= 32", "= 16")
+
+
 def test_of_two_places_the_one_that_counts_changes(folder: Path) -> None:
     (folder / "a.toml").write_text("[a]\ntrain_batch_size = 8\n[b]\ntrain_batch_size = 4\n")
     rewrite_config(folder / "a.toml", folder / "b.toml", {"train_batch_size": 2})
