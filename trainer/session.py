@@ -23,7 +23,7 @@ from autotune.files import write_atomically
 from autotune.ladder.plan import Plan, Size
 from autotune.ladder.receipts import scaled_alpha
 from trainer.adapters.export import base_metadata, lora_file, lora_tensors
-from trainer.adapters.lora import attach
+from trainer.adapters.lora import Adapter, attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
 from trainer.data.samples import Dataset, Sample
@@ -170,7 +170,6 @@ def _config_of(config: TrainConfig, plan: Plan) -> TrainConfig:
 def _build_parts(
     config: TrainConfig, setup: Setup, plan: Plan, device: DeviceSession, buckets: dict[int, Size]
 ) -> StepParts:
-    precision = Precision(config.mixed_precision)
     with device.host():
         adapter = attach(
             setup.components,
@@ -180,6 +179,17 @@ def _build_parts(
             text_encoders=config.trains_text_encoder,
             seed=config.seed,
         )
+    try:
+        return _parts_around(adapter, config, setup, device, buckets)
+    except BaseException:  # nobody will close a session that was never made
+        adapter.detach()
+        raise
+
+
+def _parts_around(
+    adapter: Adapter, config: TrainConfig, setup: Setup, device: DeviceSession, buckets: dict[int, Size]
+) -> StepParts:
+    precision = Precision(config.mixed_precision)
     optimizer = build_optimizer(config, adapter)
     bucket_of = buckets.__getitem__
     return StepParts(

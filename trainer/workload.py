@@ -114,8 +114,8 @@ class LoraTrial:
     def __init__(self, setup: Setup, plan: Plan, device: DeviceSession, buckets: Mapping[int, Size]) -> None:
         """Attach the adapter; nothing is on the device yet."""
         self._setup = setup
-        self._session = TrainingSession(setup, plan, device, dict(buckets))
         self._batch = worst_batch(setup, buckets)
+        self._session = TrainingSession(setup, plan, device, dict(buckets))
         self._step = 0
         config = self._session.parts.config
         cached = (("cache_latents", config.cache_latents), ("cache_text", self._session.parts.text.cached))

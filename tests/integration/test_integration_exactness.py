@@ -107,6 +107,7 @@ def test_gradient_checkpointing_changes_no_bit(rig_of: Callable[[str], Rig], fam
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")  # transformers renames its switch
 @pytest.mark.parametrize("family", ["sd1", "sdxl"])
 def test_checkpointing_recomputes_without_reentry_and_is_gone_with_the_session(
     rig_of: Callable[[str], Rig], family: str
@@ -184,6 +185,16 @@ def test_after_trials_and_a_run_the_base_model_is_what_it_was_and_the_device_is_
     assert fitting.clean
     assert failing.clean
     assert device.statistics()["allocated_bytes.all.current"] == 0
+
+
+def test_a_session_that_can_not_be_made_leaves_the_base_model_as_it_was(rig_of: Callable[[str], Rig]) -> None:
+    setup = rig_of("sd1").setup()
+    before, modes_before = snapshot(setup.components), modes(setup.components)
+    broken = replace(setup, config=setup.config.model_copy(update={"lr_scheduler": "no such schedule"}))
+    with pytest.raises(ValueError), open_bout(broken):
+        pass
+    assert list(snapshot(setup.components)) == list(before)
+    assert modes(setup.components) == modes_before
 
 
 def test_the_8_bit_optimizer_trains_with_states_of_8_bits_and_leaves_nothing(rig_of: Callable[[str], Rig]) -> None:
