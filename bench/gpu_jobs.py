@@ -46,6 +46,7 @@ class Job:
     batch_size: int
     steps: int = 8
     pixels: int = 512
+    precision: str = "fp16"
     spare_bytes: int = SPARE_BYTES
 
     @property
@@ -69,7 +70,8 @@ class Job:
             f"train_batch_size = {self.batch_size}\n"
             f"max_train_steps = {self.steps}\n"
             f"resolution = {self.pixels}\n"
-            "mixed_precision = 'fp16'\nlearning_rate = 1e-3\n"
+            f"mixed_precision = '{self.precision}'\n"
+            "learning_rate = 1e-3\n"
             "network_dim = 16\nnetwork_alpha = 16\nsample_steps = 4\n",
             "utf-8",
         )

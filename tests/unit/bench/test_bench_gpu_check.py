@@ -2,23 +2,35 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from autotune.device.session import DeviceSpec
+from autotune.controller.events import TrialEvent
+from autotune.controller.probe import Kept
+from autotune.controller.task import Task, Tell
+from autotune.device.session import DeviceSpec, Evidence
 from autotune.device.virtual import VirtualSession
+from autotune.errors import DiskError
+from autotune.ladder.ladders import CLASSIC
 from autotune.ladder.plan import Plan, Recipe
+from autotune.ladder.walk import Step, Walk
+from autotune.trial.outcome import Outcome, Verdict
+from autotune.trial.protocol import TrialReport
+from autotune.trial.search import SearchResult, SearchStep
+from autotune.trial.workload import Job
 from autotune.units import GIB, MIB
-from bench import gpu_check
+from bench import gpu_check, gpu_jobs
 from bench.findings import Findings, Skipped
 from bench.gpu_check import Part, Place
-from bench.gpu_jobs import check_training, check_walk, ladder_plans, limit_between, tiny_job
+from bench.gpu_jobs import check_training, ladder_plans, limit_between, tiny_job
 from bench.gpu_memory import check_budget, check_oom
 
 PLANS = [Plan.of(batch_size=size) for size in (8, 4, 2, 1)]
-NOT_MEASURED_HERE = {"every number is measured", "the profile is kept as measured"}
+NO_PROFILE = "the profile is kept as measured"
 
 
 def failed(found: Findings) -> set[str]:
@@ -144,22 +156,57 @@ def test_a_part_in_words_names_each_check_that_does_not_hold() -> None:
 
 
 @pytest.fixture(scope="module")
-def small_job(tmp_path_factory: pytest.TempPathFactory):
-    from dataclasses import replace
-
+def small_job(tmp_path_factory: pytest.TempPathFactory) -> gpu_jobs.Job:
     job = tiny_job(tmp_path_factory.mktemp("job"))
-    return replace(job, batch_size=4, steps=1, pixels=128, spare_bytes=MIB)
+    return replace(job, batch_size=2, steps=2, pixels=64, precision="no", spare_bytes=MIB // 2)
+
+
+def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdicts: list[Verdict], **changes: bool) -> Findings:
+    """What the walk part finds in a walk whose trials end as `verdicts`, on a card where plans need 900, 500 and
+    100 MiB. The real walk decides what is tried; only workers are left out."""
+    recipe = Recipe(Plan.of(batch_size=4), 4)
+    answers = iter(verdicts)
+
+    def try_it(step: Step) -> SearchStep:
+        outcome = Outcome(step.plan, next(answers), Evidence.MEASURED, peak_reserved_bytes=100 * MIB)
+        return SearchStep(step, TrialReport(outcome, clean=changes.get("clean", True)))
+
+    def probe(task: Task, tell: Tell) -> SimpleNamespace:
+        walk, steps = Walk.start(CLASSIC, recipe), []
+        while (step := walk.next()) is not None:
+            steps.append(try_it(step))
+            tell(TrialEvent(len(steps), steps[-1]))
+            walk = walk.record(step, steps[-1].outcome.fits)
+        assert walk.chosen is not None
+        result = SearchResult(Job("job", {}, recipe), tuple(steps), walk.chosen, steps[-1].outcome, walk.receipts)
+        return SimpleNamespace(result=result, profile=Kept(None, DiskError("no room")))
+
+    needs = list(zip(PLANS[1:], [900 * MIB, 500 * MIB, 100 * MIB], strict=True))
+    monkeypatch.setattr(gpu_jobs, "measure_needs", lambda *_: needs)
+    monkeypatch.setattr(gpu_jobs, "probe", probe)
+    found = Findings(numbers={"context_bytes": 0})
+    gpu_jobs.check_walk(DeviceSpec.parse("cuda:0"), gpu_jobs.Job(tmp_path, tmp_path, 4), 0, 3, found)
+    return found
+
+
+def test_the_walk_part_holds_for_the_walk_it_expects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = walked(monkeypatch, tmp_path, [Verdict.OOM, Verdict.THRASH, Verdict.FITS])
+    assert failed(found) == {NO_PROFILE}  # the stand-in keeps none, and that is seen
+    assert [row["verdict"] for row in found.numbers["trials"]] == ["oom", "thrash", "fits"]
+
+
+def test_the_walk_part_sees_a_walk_that_ends_too_early(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = walked(monkeypatch, tmp_path, [Verdict.FITS])
+    assert "several rungs failed before one fitted" in failed(found)
+
+
+def test_the_walk_part_sees_memory_that_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = walked(monkeypatch, tmp_path, [Verdict.OOM, Verdict.OOM, Verdict.FITS], clean=False)
+    assert "memory is back at its baseline after each" in failed(found)
 
 
 @pytest.mark.slow
-def test_the_walk_part_holds_with_simulated_memory(small_job) -> None:
-    found = Findings()
-    check_walk(DeviceSpec.parse("virtual:2GiB"), small_job, 0, 2, found)
-    assert failed(found) == NOT_MEASURED_HERE
-
-
-@pytest.mark.slow
-def test_the_training_part_holds_with_simulated_memory(small_job) -> None:
+def test_the_training_part_holds_with_simulated_memory(small_job: gpu_jobs.Job) -> None:
     found = Findings()
     check_training(DeviceSpec.parse("virtual:2GiB"), small_job, found)
     assert not failed(found)
