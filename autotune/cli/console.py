@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from autotune.controller.events import (
@@ -33,6 +33,7 @@ from autotune.trial.search import SearchStep, describe_plan
 from autotune.units import format_mib
 
 HEADERS = {"batch_size": "batch", "gradient_checkpointing": "checkpointing", "network_dim": "dim"}
+WORKER = "worker"
 _STYLES = {Verdict.FITS: "bold green", Verdict.OOM: "red", Verdict.THRASH: "yellow"}
 _CLASSES = {
     Evidence.MEASURED: "measured on the card",
@@ -50,7 +51,6 @@ class Screen:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[shown]}"),
             TimeRemainingColumn(),
             console=self.console,
@@ -83,9 +83,10 @@ class Screen:
                 for note in reading.notes:
                     self._note(note)
             case JobEvent():
+                self._hide(WORKER)
                 self._job(event)
             case TrialEvent(number, step):
-                self._hide("trial")
+                self._hide(WORKER)
                 self._trials.row(number, step)
             case FittedEvent(plan, receipts):
                 self._fitted(plan, receipts)
@@ -124,9 +125,10 @@ class Screen:
                 self._note(str(body["text"]))
             case _:
                 step = f" {body['step']}/{body['of']}" if "step" in body else ""
-                self._bar("trial", 0, None, f"{body.get('phase', '')}{step}")
+                self._bar(WORKER, 0, None, f"{body.get('phase', '')}{step}")
 
     def _bar(self, name: str, done: int, total: int | None, shown: str) -> None:
+        shown = shown if total is None else f"{done}/{total}  {shown}"
         if name not in self._bars:
             self._bars[name] = self._progress.add_task(name, total=total, shown=shown)
         self._progress.update(self._bars[name], completed=done, total=total, shown=shown)
