@@ -11,6 +11,7 @@ from autotune.cli.console import Screen
 from autotune.cli.setup import (
     DEFAULT_LADDER,
     Common,
+    check_data,
     choose_device,
     load_settings,
     make_task,
@@ -143,8 +144,11 @@ def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> Answe
         screen.tell(DeviceEvent(reading))
         return Answer(device_json(reading))
     with ExitStack() as stack:
-        folder = Path("logs" if options.workload else load_settings(options.common).logging_dir)
+        settings = None if options.workload else load_settings(options.common)
+        folder = Path(settings.logging_dir if settings else "logs")
         log = stack.enter_context(RunLog(folder))
+        if settings:
+            check_data(settings)
 
         def tell(event: Event) -> None:
             log.tell(event)

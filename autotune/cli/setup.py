@@ -77,6 +77,13 @@ def load_settings(common: Common) -> "TrainConfig":
     return load_config(common.configs, common.overrides).config
 
 
+def check_data(settings: "TrainConfig") -> None:
+    """Raise DataError for a folder of pictures that can't be trained on: at once, not after a worker's start."""
+    from trainer.data.samples import load_dataset
+
+    load_dataset(settings)
+
+
 def parse_limit(text: str | None) -> int | None:
     """The bytes of --vram-limit, or None. Raises ConfigError."""
     if text is None:

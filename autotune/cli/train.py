@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli.console import Screen
-from autotune.cli.setup import DEFAULT_LADDER, Common, choose_device, load_settings, make_task
+from autotune.cli.setup import DEFAULT_LADDER, Common, check_data, choose_device, load_settings, make_task
 from autotune.controller.events import Event, NoteEvent
 from autotune.controller.run_log import RunLog
 from autotune.controller.train import Trained, train
@@ -40,6 +40,7 @@ def run(options: TrainOptions) -> None:
     folder = Path(settings.logging_dir)
     with RunLog(folder) as log, Screen() as screen:
         check_writable(Path(settings.output_dir))
+        check_data(settings)
 
         def tell(event: Event) -> None:
             log.tell(event)

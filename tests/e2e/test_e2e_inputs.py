@@ -38,13 +38,6 @@ def test_broken_pictures_are_named_and_their_captions_are_no_out_of_memory(furni
     assert furnished.files() == []
 
 
-@pytest.mark.xdist_group("e2e-inputs-1")
-def test_an_empty_folder_of_pictures_says_what_belongs_there(furnished: Desk) -> None:
-    (furnished.folder / "empty").mkdir()
-    result = furnished.run(*TRAIN, "--set", "train_data_dir=empty", code=4)
-    assert_error(result, "no training images", str(furnished.folder / "empty"), ".png .jpg", "10_cat")
-
-
 @pytest.mark.xdist_group("e2e-inputs-2")
 def test_a_base_model_cut_short_says_so_with_both_sizes(furnished: Desk) -> None:
     whole = (furnished.folder / "base.safetensors").read_bytes()

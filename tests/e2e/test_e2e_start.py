@@ -68,6 +68,8 @@ MISTAKES = [
     (3, ["train"], ["--config"]),
     (3, ["train", "--config", "config.toml", "--set", "train_batch_size=two"], ["train_batch_size = two"]),
     (5, ["train", "--config", "config.toml", "--set", "pretrained_model_name_or_path=x.ckpt"], ["x.ckpt"]),
+    (4, ["train", "--config", "config.toml", "--set", "train_data_dir=fotos"], ["fotos does not exist", "Correct the path"]),
+    (4, ["probe", "--config", "config.toml", "--set", "train_data_dir=empty"], ["empty: the folder", "10_cat"]),
     (4, ["train", "--config", "config.toml", "--set", "metadata_path=x.csv"], ["x.csv does not exist"]),
     (11, ["train", "--config", "config.toml", "--set", "output_dir=config.toml"], ["config.toml can't be"]),
     (11, ["train", "--config", "config.toml", "--set", "logging_dir=config.toml"], ["logs", "logging_dir"]),
@@ -78,6 +80,7 @@ MISTAKES = [
 def test_a_mistake_is_told_before_anything_starts(
     furnished: Desk, code: int, arguments: list[str], parts: list[str]
 ) -> None:
+    (furnished.folder / "empty").mkdir()
     before = furnished.files(".")
     device = [] if "--device" in arguments else ["--device", "virtual:1GiB"]
     result = furnished.run(*arguments, *device, code=code)
