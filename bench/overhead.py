@@ -29,16 +29,19 @@ PIXELS = 128
 
 @dataclass(frozen=True)
 class Effort:
-    """How many turns each measurement takes."""
+    """How many turns each measurement takes, and after how many seconds the trainer's stops (but not before
+    `FEWEST_TURNS`): its steps are the longest, and a busy machine stretches them."""
 
     trainer: int
+    trainer_seconds: float
     virtual_long: int
     virtual_short: int
     help: int
 
 
-QUICK = Effort(trainer=7, virtual_long=3, virtual_short=8, help=3)
-FULL = Effort(trainer=101, virtual_long=31, virtual_short=60, help=21)
+QUICK = Effort(trainer=9, trainer_seconds=8, virtual_long=3, virtual_short=5, help=3)
+FULL = Effort(trainer=101, trainer_seconds=75, virtual_long=21, virtual_short=30, help=11)
+FEWEST_TURNS = 5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +67,7 @@ def measure(effort: Effort, threads: int) -> dict[str, Any]:
     from bench.virtual_cost import measure_long_step, measure_short_step
 
     torch.set_num_threads(threads)
-    trainer = measure_trainer(effort.trainer)
+    trainer = measure_trainer(effort.trainer, effort.trainer_seconds)
     long = measure_long_step(effort.virtual_long)
     short = measure_short_step(effort.virtual_short)
     return {
@@ -79,12 +82,14 @@ def measure(effort: Effort, threads: int) -> dict[str, Any]:
     }
 
 
-def measure_trainer(rounds: int) -> dict[str, Any]:
+def measure_trainer(rounds: int, seconds: float) -> dict[str, Any]:
     """The trainer's step over the bare loop's, on steps of at least 200 ms. Raises AssertionError unless both
     have equal losses at every step."""
     with tempfile.TemporaryDirectory(prefix="autotune-bench-") as folder:
         trainer, bare, batch_size = _long_jobs(Path(folder))
-        pairs = [_take_turns(trainer, bare, turn) for turn in range(rounds)]
+        ends, pairs = time.perf_counter() + seconds, []
+        while len(pairs) < rounds and (len(pairs) < FEWEST_TURNS or time.perf_counter() < ends):
+            pairs.append(_take_turns(trainer, bare, len(pairs)))
         _check_equal(trainer.losses, bare.losses)
     ratios = [ours.wall_ms / theirs.wall_ms for ours, theirs in pairs]
     return {
