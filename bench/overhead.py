@@ -87,7 +87,8 @@ def measure_trainer(rounds: int, seconds: float) -> dict[str, Any]:
     have equal losses at every step."""
     with tempfile.TemporaryDirectory(prefix="autotune-bench-") as folder:
         trainer, bare, batch_size = _long_jobs(Path(folder))
-        ends, pairs = time.perf_counter() + seconds, []
+        ends = time.perf_counter() + seconds
+        pairs: list[tuple[_Taken, _Taken]] = []
         while len(pairs) < rounds and (len(pairs) < FEWEST_TURNS or time.perf_counter() < ends):
             pairs.append(_take_turns(trainer, bare, len(pairs)))
         _check_equal(trainer.losses, bare.losses)
@@ -147,7 +148,7 @@ def table(result: Mapping[str, Any]) -> str:
         ("trainer step / bare loop", f"{result['trainer_step_ratio']:.3f}", "at most 1.05"),
         ("", f"{trainer['trainer_step_ms']:.0f} / {trainer['bare_step_ms']:.0f} ms, "
              f"middle half {low:.3f} to {high:.3f}, {trainer['steps']} steps, equal losses", ""),
-        ("", f"{trainer['processor_time_ratio']:.3f} by processor time, immune to others' load", ""),
+        ("", f"{trainer['processor_time_ratio']:.3f} by processor time", ""),
         ("virtual GPU / bare counting", f"{result['virtual_over_counting']:.3f}", "at most 1.8"),
         ("virtual GPU / no mode", f"{result['virtual_step_ratio']:.3f}", ""),
         ("", f"a step of {virtual['plain_step_ms']:.0f} ms, {virtual['operations']} operations", ""),
@@ -197,7 +198,7 @@ def _check_equal(trainer_losses: list[float], bare_losses: list[float]) -> None:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What one step took: on the clock, and of this process's processor time, which others can't lengthen."""
+    """What one step took: on the clock, and of this process's processor time, which waiting for a core does not lengthen."""
 
     wall_ms: float
     cpu_ms: float
