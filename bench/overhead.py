@@ -198,7 +198,7 @@ def _check_equal(trainer_losses: list[float], bare_losses: list[float]) -> None:
 
 @dataclass(frozen=True)
 class _Taken:
-    """What one step took: on the clock, and of this process's processor time, which waiting for a core does not lengthen."""
+    """What one step took: on the clock, and of processor time, which waiting for a core does not lengthen."""
 
     wall_ms: float
     cpu_ms: float
