@@ -300,4 +300,7 @@ def _end_with_children() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # nothing is left to do, and to take torch and diffusers apart takes seconds

@@ -68,7 +68,7 @@ MISTAKES = [
     (3, ["train"], ["--config"]),
     (3, ["train", "--config", "config.toml", "--set", "train_batch_size=two"], ["train_batch_size = two"]),
     (5, ["train", "--config", "config.toml", "--set", "pretrained_model_name_or_path=x.ckpt"], ["x.ckpt"]),
-    (4, ["train", "--config", "config.toml", "--set", "train_data_dir=fotos"], ["fotos does not exist", "Correct the path"]),
+    (4, ["train", "--config", "config.toml", "--set", "train_data_dir=fotos"], ["fotos does not exist"]),
     (4, ["probe", "--config", "config.toml", "--set", "train_data_dir=empty"], ["empty: the folder", "10_cat"]),
     (4, ["train", "--config", "config.toml", "--set", "metadata_path=x.csv"], ["x.csv does not exist"]),
     (11, ["train", "--config", "config.toml", "--set", "output_dir=config.toml"], ["config.toml can't be"]),
