@@ -79,7 +79,7 @@ def test_diffusers_reloads_the_file_with_equal_outputs(tiny, base, text_encoders
 
 
 def test_detaching_gives_the_base_model_back(tiny):
-    family, bases = tiny
+    _, bases = tiny
     components = load_components(bases["folder"], torch.float32)
     names = [name for name, _ in components.unet.named_parameters()]
     with torch.no_grad():
