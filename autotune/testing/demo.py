@@ -7,10 +7,12 @@ Then it loads the LoRA with diffusers to show that other tools can. Pictures are
 
 import argparse
 import json
+import logging
 import os
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", help="a device instead of the one found, such as virtual:50MiB or cuda:1")
     options = parser.parse_args(arguments)
     folder: Path = options.folder.absolute()
+    _quiet_libraries()
     _say(f"Preparing a tiny base model and {_prepare(folder)} photographs in {folder}.")
     device = options.device or _default_device()
     command = ["train", "--config", "config.toml", "--fit-vram", "--device", device]
@@ -67,6 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--vram-limit", _too_small_limit(folder, device)]
     code = _autotune(folder, command)
     return code or _reload(folder)
+
+
+def _quiet_libraries() -> None:
+    """Keep hints and bars of diffusers, transformers and bitsandbytes off the screen: none is about the demo."""
+    for name in ("DIFFUSERS_VERBOSITY", "TRANSFORMERS_VERBOSITY"):
+        os.environ.setdefault(name, "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")
 
 
 def _default_device() -> str:
@@ -130,8 +142,10 @@ def _reload(folder: Path) -> int:
     """Load the newest LoRA into a fresh diffusers pipeline and say how many layers came in."""
     lora = max((folder / "output").glob("*.safetensors"), key=lambda path: path.stat().st_mtime)
     from diffusers import StableDiffusionPipeline
+    from diffusers.utils.logging import disable_progress_bar
     from peft.tuners.lora import LoraLayer
 
+    disable_progress_bar()
     pipeline = StableDiffusionPipeline.from_pretrained(folder / "base", local_files_only=True, safety_checker=None)
     pipeline.load_lora_weights(lora.parent, weight_name=lora.name, local_files_only=True)
     parts = {"U-Net": pipeline.unet, "text encoder": pipeline.text_encoder}

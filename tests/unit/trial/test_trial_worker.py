@@ -268,3 +268,17 @@ def test_oom_kills_are_counted_where_the_kernel_tells(tmp_path: Path) -> None:
     old.mkdir(parents=True)
     (old / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
     assert posix.count_oom_kills(root=tmp_path) == 1
+
+
+@pytest.mark.parametrize(("set_by_user", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_a_workers_threads_sleep_at_barriers_so_a_busy_machine_stays_usable(
+    set_by_user: Mapping[str, str], expected: str
+) -> None:
+    unset = {name: value for name, value in ENVIRONMENT.items() if name != "OMP_WAIT_POLICY"}
+    worker = make_worker("troubled:create", environment=unset | set_by_user)
+    try:
+        worker.open()
+        started_with = Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+        assert f"OMP_WAIT_POLICY={expected}".encode() in started_with
+    finally:
+        worker.close()
