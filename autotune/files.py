@@ -24,20 +24,22 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
     """Put `content` at `path` whole or not at all, flushed to the disk before it has that name.
 
     Where files without a name exist a killed writer leaves nothing, elsewhere perhaps a temporary file. The
-    mode follows the umask (team folders stay readable). What was at `path` stays until then.
-    Raises DiskError naming the path and the bytes asked for.
+    mode follows the umask (team folders stay readable). What was at `path` stays until then; without `replace`
+    it stays for good. Raises DiskError naming the path and the bytes asked for, and, without `replace`,
+    FileExistsError when `path` exists, even if it came about while this wrote.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not _write_unnamed(path, temporary, content):
+        placed = _write_unnamed(path, temporary, content, replace)
+        if placed is None:
             with temporary.open("wb") as file:
                 _fill(file, content)
-            temporary.replace(path)
+            placed = _rename(temporary, path, replace)
         fsync_directory(path.parent)
     except OSError as error:
         with suppress(OSError):
@@ -46,20 +48,44 @@ def write_atomically(path: Path, content: bytes) -> None:
             f"{path} ({len(content):,} bytes) can't be written: {error.strerror or error}.",
             "Free disk space or choose another folder; what was there before is intact.",
         ) from error
+    if not placed:
+        raise FileExistsError(f"{path} exists")
 
 
-def _write_unnamed(path: Path, temporary: Path, content: bytes) -> bool:
-    """Whether it was done by a file that gets its name when it is whole; what is at `path` gives way to it."""
+def _write_unnamed(path: Path, temporary: Path, content: bytes, replace: bool) -> bool | None:
+    """Write a file that gets its name when it is whole: whether it is at `path` now (False: the name is taken and
+    not to be replaced), or None where there are no such files."""
     with open_unnamed(path.parent) as file:
         if file is None:
-            return False
+            return None
         _fill(file, content)
         try:
             name_file(file, path)
         except FileExistsError:
+            if not replace:
+                return False
             name_file(file, temporary)
             temporary.replace(path)
     return True
+
+
+def _rename(temporary: Path, path: Path, replace: bool) -> bool:
+    """Whether `temporary` is at `path` now; False when the name is taken and not to be replaced."""
+    if replace:
+        temporary.replace(path)
+        return True
+    try:
+        os.link(temporary, path)  # unlike a rename, it never takes a name that is taken
+    except FileExistsError:
+        placed = False
+    except OSError:  # no hard links here (FAT, some network mounts)
+        placed = not path.exists()
+        if placed:
+            temporary.replace(path)
+    else:
+        placed = True
+    temporary.unlink(missing_ok=True)
+    return placed
 
 
 def _fill(file: BinaryIO, content: bytes) -> None:

@@ -4,9 +4,8 @@ Saving always precedes sampling, and a sampling failure never costs a trained st
 """
 
 import math
-import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from trainer.adapters.lora import largest_change
 from trainer.config.schema import TrainConfig
 from trainer.data.batches import LogicalBatch, batches_per_epoch, logical_batches
 from trainer.data.samples import Sample
+from trainer.naming import SAMPLES, RunName
 from trainer.session import Setup, TrainingSession
-
-SAMPLES = "sample"  # kohya's name of the folder for pictures
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,7 @@ def train(
 ) -> Mapping[str, Any]:
     """Run `plan` to the end and return the summary (files, steps, modules, largest_change, last_loss)."""
     config, samples = setup.config, setup.dataset.samples
-    stem = free_stem(Path(config.output_dir), config.output_name)
-    if stem != config.output_name:
-        report(
-            _note(f"files of an earlier run are named {config.output_name}: this run writes {stem}.safetensors")
-        )
+    name = RunName(Path(config.output_dir), config.output_name, report)
     by_index = {sample.index: sample for sample in samples}
     files: list[str] = []
     with device.scope():
@@ -57,8 +51,8 @@ def train(
                 result = session.step([by_index[index] for index in batch], position.step)
                 loss = watch.checked(result.loss, position.step)
                 report(_step_event(position, setup.total_steps, result.__dict__))
-                files += _interim_outputs(session, position, stem, setup, report)
-            files += _final_outputs(session, stem, setup, report)
+                files += _interim_outputs(session, position, name, setup, report)
+            files += _final_outputs(session, name, setup, report)
             return {
                 "files": files,
                 "steps": setup.total_steps,
@@ -102,16 +96,6 @@ def schedule_of(
             step += 1
 
 
-def free_stem(folder: Path, name: str) -> str:
-    """`name`, or `name-2`, `name-3`, ... so that no file of an earlier run is written over."""
-    taken = [path.name for place in (folder, folder / SAMPLES) for path in place.glob("*")]
-    number, stem = 1, name
-    while any(_is_output_of(stem, file) for file in taken):
-        number += 1
-        stem = f"{name}-{number}"
-    return stem
-
-
 class LossWatch:
     """Ends a run whose loss is not a number: at once, or under fp16, where one picture may overflow and the
     scaler then skips the step, when it stays so for `PATIENCE` steps in a row."""
@@ -137,11 +121,6 @@ class LossWatch:
         )
 
 
-def _is_output_of(stem: str, file: str) -> bool:
-    """Whether a run that is called `stem` would write a file of this name, at its end or on the way."""
-    return re.fullmatch(rf"{re.escape(stem)}(-step\d+|-\d{{6}})?(\.safetensors|_\d+\.png)", file) is not None
-
-
 def _fill_caches(session: TrainingSession, samples: tuple[Sample, ...], report: Report) -> None:
     if session.parts.config.cache_latents:
         session.cache_latents(samples, lambda d, t: report(_phase("cache_latents", d, t)))
@@ -150,22 +129,22 @@ def _fill_caches(session: TrainingSession, samples: tuple[Sample, ...], report: 
 
 
 def _interim_outputs(
-    session: TrainingSession, position: Position, stem: str, setup: Setup, report: Report
+    session: TrainingSession, position: Position, name: RunName, setup: Setup, report: Report
 ) -> list[str]:
     config, done = setup.config, position.step + 1
     if done == setup.total_steps:
         return []
     saves = _due(position, config.save_every_n_epochs, config.save_every_n_steps)
     samples = _due(position, config.sample_every_n_epochs, config.sample_every_n_steps)
-    files = [_save(session, stem + suffix, done, position.epoch, report) for suffix in saves]
-    return files + (_sample(session, stem + samples[0], report) if samples else [])
+    files = [_save(session, name, suffix, done, position.epoch, report) for suffix in saves]
+    return files + (_sample(session, name, samples[0], report) if samples else [])
 
 
-def _final_outputs(session: TrainingSession, stem: str, setup: Setup, report: Report) -> list[str]:
+def _final_outputs(session: TrainingSession, name: RunName, setup: Setup, report: Report) -> list[str]:
     config = setup.config
     epochs = config.max_train_epochs or 0
-    files = [_save(session, stem, setup.total_steps, epochs, report)]
-    return files + (_sample(session, stem, report) if config.sample_at_end else [])
+    files = [_save(session, name, "", setup.total_steps, epochs, report)]
+    return files + (_sample(session, name, "", report) if config.sample_at_end else [])
 
 
 def _due(position: Position, epochs: int | None, steps: int | None) -> list[str]:
@@ -176,37 +155,43 @@ def _due(position: Position, epochs: int | None, steps: int | None) -> list[str]
     return [f"-{position.epoch:06d}"] * by_epoch + [f"-step{done:08d}"] * by_step
 
 
-def _save(session: TrainingSession, stem: str, steps: int, epoch: int, report: Report) -> str:
-    path = Path(session.parts.config.output_dir) / f"{stem}.safetensors"
-    try:
+def _save(session: TrainingSession, name: RunName, suffix: str, steps: int, epoch: int, report: Report) -> str:
+    def write(path: Path) -> None:
         session.save(path, steps, epoch)
+
+    try:
+        path = name.write(Path(session.parts.config.output_dir), f"{suffix}.safetensors", write)
     except DiskError as error:
-        raise _rescued(error, session, path, steps, epoch) from None
+        raise _rescued(error, write, name.stem + suffix, steps) from None
     report({"event": "file", "kind": "lora", "path": str(path)})
     return str(path)
 
 
-def _rescued(error: DiskError, session: TrainingSession, path: Path, steps: int, epoch: int) -> DiskError:
+def _rescued(error: DiskError, write: Callable[[Path], None], stem: str, steps: int) -> DiskError:
     """What was trained goes to the folder for temporary files rather than nowhere, and the error says so."""
-    refuge = Path(tempfile.gettempdir())
-    refuge /= f"{free_stem(refuge, path.stem)}.safetensors"
+    folder = Path(tempfile.gettempdir())
     try:
-        session.save(refuge, steps, epoch)
+        refuge = RunName(folder, stem, lambda event: None).write(folder, ".safetensors", write)
     except DiskError:
         return error
     return DiskError(f"{error.fact} The LoRA of step {steps} is in {refuge} instead.", error.way_out)
 
 
-def _sample(session: TrainingSession, stem: str, report: Report) -> list[str]:
+def _sample(session: TrainingSession, name: RunName, suffix: str, report: Report) -> list[str]:
     config = session.parts.config
     prompts = config.sample_prompts or (session.setup.dataset.samples[0].caption,)
     files = []
     for number, prompt in enumerate(prompts):
-        path = Path(config.output_dir) / SAMPLES / f"{stem}_{number:02d}.png"
-        try:
+        ending = f"{suffix}_{number:02d}.png"
+
+        def write(path: Path, prompt: str = prompt) -> None:
             session.sample(path, prompt, config.sample_steps)
+
+        try:
+            path = name.write(Path(config.output_dir) / SAMPLES, ending, write)
         except torch.OutOfMemoryError as error:
-            report(_note(f"picture {path.name} skipped, training is not touched: {str(error).splitlines()[0]}"))
+            picture = f"{name.stem}{ending}"
+            report(_note(f"picture {picture} skipped, training is not touched: {str(error).splitlines()[0]}"))
             continue
         report({"event": "file", "kind": "picture", "path": str(path)})
         files.append(str(path))

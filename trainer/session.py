@@ -74,8 +74,8 @@ class TrainingSession:
         return training_step(self.parts, batch, step, self.plan.batch_size)
 
     def save(self, path: Path, steps: int, epoch: int) -> None:
-        """Write the LoRA of this moment to `path`. Raises DiskError."""
-        write_atomically(path, self.lora_file(path.stem, steps, epoch))
+        """Write the LoRA of this moment to `path`. Raises DiskError, and FileExistsError if `path` exists."""
+        write_atomically(path, self.lora_file(path.stem, steps, epoch), replace=False)
 
     def lora_file(self, name: str, steps: int, epoch: int) -> bytes:
         """The content of the LoRA file of this moment."""
@@ -89,8 +89,9 @@ class TrainingSession:
             return lora_file(tensors, {**metadata, **run})
 
     def sample(self, path: Path, prompt: str, steps: int) -> None:
-        """Write one picture of the adapted model to `path`. Raises DiskError."""
-        write_atomically(path, self.picture_file(prompt, steps))
+        """Write one picture of the adapted model to `path`. Raises DiskError, and FileExistsError if `path`
+        exists."""
+        write_atomically(path, self.picture_file(prompt, steps), replace=False)
 
     def picture_file(self, prompt: str, steps: int) -> bytes:
         """One picture of the adapted model, as PNG. Training state and random state stay as they are."""

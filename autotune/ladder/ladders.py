@@ -155,7 +155,7 @@ def _parse_name(values: Mapping[str, Any], source: str) -> str:
     name = values.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{source}: name = {name!r} is no ladder name.",
+            f"{source}: " + ("name is missing." if name is None else f"name = {name!r} is no ladder name."),
             'Write name = "my-ladder": up to 64 letters, digits, dots, dashes and underscores.',
         )
     if name in LADDERS:
@@ -190,7 +190,7 @@ def _parse_stage(rung: Any, where: str, knobs: Mapping[str, Knob]) -> Stage:
     knob = _known_knob(rung.get("knob"), where, knobs)
     if ("steps" in rung) == ("to_floor" in rung):
         raise ConfigError(
-            f"{where} (knob {knob}) has {'both' if 'steps' in rung else 'neither'} steps and to_floor.",
+            f"{where} (knob {knob}) has {'both steps and' if 'steps' in rung else 'neither steps nor'} to_floor.",
             "Write one of them: steps = 1, or to_floor = true.",
         )
     if "steps" in rung:

@@ -111,14 +111,14 @@ def test_a_ladder_floor_above_the_workloads_holds():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"name": None}, "name = None"),
+        ({"name": None}, "name is missing"),
         ({"name": "a/b"}, "name = 'a/b'"),
         ({"name": "classic"}, "'classic' is a built-in ladder"),
         ({"rung": 1}, "unknown key rung = 1"),
         ({"rungs": []}, "rungs = []"),
         ({"rungs": [3]}, "rungs[0] = 3"),
         ({"rungs": [{"knob": "vae", "steps": 1}]}, "rungs[0]: unknown knob 'vae'"),
-        ({"rungs": [{"knob": "batch_size"}]}, "neither steps and to_floor"),
+        ({"rungs": [{"knob": "batch_size"}]}, "neither steps nor to_floor"),
         ({"rungs": [{"knob": "batch_size", "steps": 1, "to_floor": True}]}, "both steps and to_floor"),
         ({"rungs": [{"knob": "batch_size", "steps": 0}]}, "rungs[0].steps = 0"),
         ({"rungs": [{"knob": "batch_size", "steps": True}]}, "rungs[0].steps = True"),

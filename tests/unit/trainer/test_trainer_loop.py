@@ -1,15 +1,22 @@
 """Epochs, steps and file names: the arithmetic of a run."""
 
 import math
+import os
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+import autotune.files
 from autotune.errors import TrainingError
+from autotune.files import write_atomically
 from trainer.config.schema import TrainConfig
 from trainer.data.samples import Sample
-from trainer.loop import LossWatch, free_stem, schedule_of, total_steps
+from trainer.loop import LossWatch, schedule_of, total_steps
+from trainer.naming import RunName, free_stem
 
 SIZE = (64, 64)
 
@@ -92,3 +99,29 @@ def test_fp16_bears_overflows_that_pass() -> None:
         watch.checked(math.nan, step)
     with pytest.raises(TrainingError, match="at 10 steps in a row, up to step 10"):
         watch.checked(math.nan, LossWatch.PATIENCE - 1)
+
+
+@pytest.mark.parametrize("links", ["unnamed", "hard", "none"])
+def test_a_run_beside_another_of_the_same_name_writes_none_of_its_files_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str
+) -> None:
+    if links != "unnamed":  # as on a file system without such files
+        monkeypatch.setattr(autotune.files, "open_unnamed", lambda folder: nullcontext(None))
+    if links == "none":
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
+    notes: list[Any] = []
+    first, second = (RunName(tmp_path, "lora", notes.append) for _ in range(2))
+    for run, text in ((first, b"first"), (second, b"second")):
+        for folder, ending in ((tmp_path, ".safetensors"), (tmp_path / "sample", "_00.png")):
+            run.write(folder, ending, partial(write_atomically, content=text, replace=False))
+    written = {
+        str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert written == {
+        "lora.safetensors": b"first",
+        "sample/lora_00.png": b"first",
+        "lora-2.safetensors": b"second",
+        "sample/lora-2_00.png": b"second",
+    }
+    assert [note["text"] for note in notes if "lora-2" in note["text"]] == [note["text"] for note in notes]
+    assert len(notes) == 1
