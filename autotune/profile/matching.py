@@ -4,12 +4,14 @@ Owns that judgement and the sentence that explains it. Pure: it must never read 
 A match is still a hint: whoever uses it confirms it by one trial first.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.device.session import Evidence
 from autotune.ladder.ladders import Ladder
 from autotune.ladder.plan import BATCH_SIZE, Plan
+from autotune.ladder.walk import largest_batch
 from autotune.profile.build import Card, recipe_values
 from autotune.profile.schema import (
     LadderForm,
@@ -89,6 +91,8 @@ class _Query:
     facts: dict[str, object]
     recipe: RecipeValues
     ladder: LadderForm
+    plans: frozenset[str]
+    largest_batch: int
     evidence: Evidence
     budget_bytes: int
 
@@ -101,6 +105,8 @@ class _Query:
             dict(job.workload),
             parse_model(RecipeValues, recipe_values(job.recipe), "the recipe"),
             parse_model(LadderForm, ladder.to_json(), "the ladder"),
+            frozenset(map(_form, (job.recipe.plan, *(rung.plan for rung in ladder.rungs(job.recipe))))),
+            largest_batch(job.recipe),
             evidence,
             budget_bytes,
         )
@@ -120,6 +126,7 @@ class _Query:
         yield self._other_workload(profile)
         yield self._other_recipe(profile)
         yield "" if profile.ladder == self.ladder else self._other_ladder(profile)
+        yield self._off_the_ladder(profile)
         yield self._too_large(profile)
         yield self._stale(profile)
 
@@ -147,6 +154,14 @@ class _Query:
             return f"ladder {self.ladder.name} has other rungs or floors now"
         return f"it was made with ladder {profile.ladder.name}, not {self.ladder.name}"
 
+    def _off_the_ladder(self, profile: Profile) -> str:
+        """A plan that no walk can end on: made by hand, or by something else than a walk."""
+        chosen = profile.chosen_plan
+        batch = chosen.get(BATCH_SIZE, 1)
+        if _form(chosen) in self.plans and type(batch) is int and batch <= self.largest_batch:
+            return ""
+        return "its plan is on no rung of the ladder"
+
     def _too_large(self, profile: Profile) -> str:
         need = _need_bytes(profile, profile.chosen_trial.peak_reserved_bytes)
         if need is None:
@@ -162,6 +177,13 @@ class _Query:
             f"the card has more room now ({format_mib(self.budget_bytes)} against "
             f"{format_mib(profile.budget_bytes)}), so a plan nearer to the recipe may fit"
         )
+
+
+def _form(plan: Plan) -> str:
+    """The JSON text of `plan` but for its batch size, which climbs: unlike equality it tells true from 1."""
+    values = plan.to_json()
+    values.pop(BATCH_SIZE, None)
+    return json.dumps([BATCH_SIZE in plan, values], sort_keys=True)
 
 
 def _praise(profile: Profile) -> str:

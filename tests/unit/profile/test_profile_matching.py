@@ -1,5 +1,6 @@
 """A profile is used only for the same card, workload, recipe, ladder and class, and only while it fits."""
 
+import json
 from dataclasses import replace
 from datetime import date
 
@@ -61,6 +62,30 @@ def test_any_difference_that_matters_is_an_objection_and_is_named(today, why):
     found = match(stored(sample_profile()), **today)
     assert found.profile is None
     assert why in found.why
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"network_dim": 1},
+        {"resolution": [[64, 64]]},
+        {"resolution": [[448, 448]], "gradient_checkpointing": 1},
+        {"batch_size": 8},
+        {"batch_size": [[512, 512]]},
+        {"batch_size": None},
+        {"network_dim": None},
+        {"rank": 4},
+    ],
+)
+def test_a_plan_that_no_walk_ends_on_is_never_used(forged):
+    values = json.loads(sample_profile().canonical_bytes)
+    for plan in (values["chosen"], values["trials"][1]["plan"]):
+        plan.update(forged)
+        for knob in [knob for knob, value in plan.items() if value is None]:
+            del plan[knob]
+    found = match(parse_profile(json.dumps(values).encode(), "x"))
+    assert found.profile is None
+    assert "on no rung of the ladder" in found.why
 
 
 def test_the_context_counts_against_the_budget():
