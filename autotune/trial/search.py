@@ -153,12 +153,12 @@ def measure_need(warm: WarmWorker, plan: Plan) -> int | None:
 def nothing_fits(warm: WarmWorker, walk: Walk, taken: Sequence[SearchStep]) -> NothingFitsError:
     """The error for a walk without a fit: what was tried, what the smallest plan needs, what would help."""
     smallest = walk.visits[-1].step.plan
-    budget = _budget_bytes(warm)
+    name, budget = warm.ready.device["name"], _budget_bytes(warm)  # measuring the need ends the worker
     room = f"the budget of {format_mib(budget)}" if budget else "the memory"
     tried = _describe_tried(walk.recipe.plan, smallest)
     need = _describe_need(measure_need(warm, smallest), taken[-1].report if taken else None)
     return NothingFitsError(
-        f"nothing fits {room} on {warm.ready.device['name']}: {len(walk.visits)} plans from {tried}; {need}.",
+        f"nothing fits {room} on {name}: {len(walk.visits)} plans from {tried}; {need}.",
         "What would help: a larger budget (close other programs, raise --vram-limit, a GPU with more memory), "
         "lower floors in a ladder of your own, or a lighter job (mixed precision, an 8-bit optimizer, fewer "
         "trained parts).",

@@ -162,6 +162,7 @@ def test_if_nothing_fits_one_sentence_says_what_was_tried_what_it_needs_and_what
         "448x448, gradient_checkpointing off to on, network_dim 32 to 16; the smallest needs 90 MiB."
     )
     assert caught.value.way_out.startswith("What would help: ")
+    assert script.opened == script.closed == 1
 
 
 def test_where_the_budget_can_not_be_lifted_the_need_is_a_lower_bound() -> None:
