@@ -11,7 +11,6 @@ decide CUDA's order.
 
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from autotune.device.nvml import MachineReading, read_nvml
 from autotune.device.ordinals import ORDER, VISIBLE
 from autotune.device.questions import Answer, NvmlSource, Recorder, Source
 from autotune.errors import DiskError
+from autotune.files import write_atomically
 
 FIRST_LINE = "autotune-nvml-capture 1"
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
@@ -35,14 +35,18 @@ def record_capture(
     `path` exists or can't be written.
     """
     if path.exists():
-        raise DiskError(f"{path} exists already.", "Choose another file for the capture.")
+        raise _taken(path)
     driver = NvmlSource()
     recorder = Recorder(source or driver)
     try:
         reading = read_nvml(recorder)
     finally:
         driver.close()
-    _write_atomically(path, format_capture(recorder.answers, os.environ if environ is None else environ))
+    text = format_capture(recorder.answers, os.environ if environ is None else environ)
+    try:
+        write_atomically(path, text.encode(), replace=False)
+    except FileExistsError:
+        raise _taken(path) from None
     return reading
 
 
@@ -96,14 +100,5 @@ class _Mask:
         return self._pids.setdefault(real, str(_FIRST_PID + len(self._pids)))
 
 
-def _write_atomically(path: Path, text: str) -> None:
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(path)
-    except OSError as error:
-        raise DiskError(
-            f"the capture {path} can't be written: {error.strerror}.", "Choose another place."
-        ) from None
+def _taken(path: Path) -> DiskError:
+    return DiskError(f"{path} exists already.", "Choose another file for the capture.")
