@@ -14,13 +14,14 @@ def build_optimizer(config: TrainConfig, adapter: Adapter) -> Optimizer:
 
     AdamW is torch's default for the device; AdamW8bit is bitsandbytes' (it steps on a CPU too).
     """
+    groups = parameter_groups(config, adapter)
     shared: dict[str, Any] = {
-        "lr": config.learning_rate,
+        # each group has its own rate; the polynomial schedule reads this one, and refuses a zero
+        "lr": max(group["lr"] for group in groups),
         "betas": config.optimizer_betas,
         "eps": config.optimizer_eps,
         "weight_decay": config.optimizer_weight_decay,
     }
-    groups = parameter_groups(config, adapter)
     if config.optimizer_type == "AdamW8bit":
         from bitsandbytes.optim import AdamW8bit
 
@@ -31,11 +32,8 @@ def build_optimizer(config: TrainConfig, adapter: Adapter) -> Optimizer:
 
 def parameter_groups(config: TrainConfig, adapter: Adapter) -> list[dict[str, Any]]:
     """One group per trained part with its learning rate (unet_lr, text_encoder_lr, else learning_rate)."""
-    rates = {"lora_unet_": config.unet_lr, "lora_te": config.text_encoder_lr}
-    groups = [
-        {"params": adapter.parameters(prefix), "lr": config.learning_rate if rate is None else rate}
-        for prefix, rate in rates.items()
-    ]
+    rates = {"lora_unet_": config.unet_rate, "lora_te": config.text_encoder_rate}
+    groups = [{"params": adapter.parameters(prefix), "lr": rate} for prefix, rate in rates.items()]
     return [group for group in groups if group["params"]]
 
 

@@ -82,9 +82,8 @@ class TrainingSession:
         config = self.parts.config
         with self.device.host():
             tensors = lora_tensors(self.parts.adapter, dtype_of(config.save_precision))
-            metadata = base_metadata(
-                self.parts.adapter, self.parts.components.family, name, config.v_parameterization
-            )
+            components = self.parts.components
+            metadata = base_metadata(self.parts.adapter, components.family, name, components.predicts_velocity)
             run = run_metadata(config, self.setup.dataset, steps, epoch)
             return lora_file(tensors, {**metadata, **run})
 

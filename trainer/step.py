@@ -89,8 +89,9 @@ def batch_losses(parts: StepParts, samples: Sequence[Sample], step: int) -> Tens
         prediction = predict_noise(parts.components, noisy, timesteps, conditioning, time_ids)
     losses = sample_losses(prediction, training_target(scheduler, latents, noise, timesteps))
     if config.min_snr_gamma:
+        velocity = parts.components.predicts_velocity
         losses = losses * min_snr_weights(
-            scheduler.alphas_cumprod, timesteps, config.min_snr_gamma, v_prediction=config.v_parameterization
+            scheduler.alphas_cumprod, timesteps, config.min_snr_gamma, v_prediction=velocity
         )
     return losses
 

@@ -5,6 +5,7 @@ nothing of it reaches a disk.
 """
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ class LoraTrial:
         """Attach the adapter; nothing is on the device yet."""
         self._setup = setup
         self._batch = worst_batch(setup, buckets)
+        self._to_encode = [*worst_encoding(setup, buckets), *self._batch]
         self._session = TrainingSession(setup, plan, device, dict(buckets))
         self._step = 0
         config = self._session.parts.config
@@ -127,7 +129,7 @@ class LoraTrial:
         if name == "load":
             self._session.load()
         elif name == "cache_latents":
-            self._session.cache_latents(self._batch, _ignore)
+            self._session.cache_latents(self._to_encode, _ignore)
         elif name == "cache_text":
             self._session.cache_text(self._batch, _ignore)
         elif name == "save":
@@ -152,6 +154,20 @@ def worst_batch(setup: Setup, buckets: Mapping[int, Size]) -> list[Sample]:
     wanted = setup.config.effective_batch
     # a repeated sample keeps its index, hence its noise: memory does not depend on values
     return [candidates[number % len(candidates)] for number in range(wanted)]
+
+
+def worst_encoding(setup: Setup, buckets: Mapping[int, Size]) -> list[Sample]:
+    """Pictures that fill the largest batch which the VAE gets when the whole dataset is cached."""
+    batch = max(1, setup.config.vae_batch_size)
+    views = 2 if setup.config.flip_aug else 1  # each picture is encoded as it is and mirrored
+    pictures: defaultdict[Size, dict[Path, Sample]] = defaultdict(dict)
+    for sample in setup.dataset.samples:
+        pictures[buckets[sample.index]].setdefault(sample.path, sample)
+
+    def pixels(bucket: Size) -> int:
+        return bucket[0] * bucket[1] * min(batch, views * len(pictures[bucket]))
+
+    return list(pictures[max(pictures, key=pixels)].values())[: -(-batch // views)]
 
 
 def architecture_of(components: Components) -> str:

@@ -99,11 +99,21 @@ class TrainConfig(BaseModel):
         return self.train_batch_size * self.gradient_accumulation_steps
 
     @property
+    def unet_rate(self) -> float:
+        """The denoiser's learning rate: its own, else the general one."""
+        return self.learning_rate if self.unet_lr is None else self.unet_lr
+
+    @property
+    def text_encoder_rate(self) -> float:
+        """The text encoders' learning rate: their own, else the general one."""
+        return self.learning_rate if self.text_encoder_lr is None else self.text_encoder_lr
+
+    @property
     def trains_text_encoder(self) -> bool:
         """Whether the text encoders get LoRA layers and gradients."""
-        return not self.network_train_unet_only and self.text_encoder_lr != 0
+        return not self.network_train_unet_only and self.text_encoder_rate != 0
 
     @property
     def trains_unet(self) -> bool:
         """Whether the denoiser gets LoRA layers and gradients."""
-        return not self.network_train_text_encoder_only and self.unet_lr != 0
+        return not self.network_train_text_encoder_only and self.unet_rate != 0

@@ -50,6 +50,11 @@ class Components:
     scheduler: DDPMScheduler
 
     @property
+    def predicts_velocity(self) -> bool:
+        """Whether the U-Net predicts velocity, by its own files or because the config says so; else noise."""
+        return bool(self.scheduler.config.prediction_type == "v_prediction")
+
+    @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
         """Every module with weights: U-Net, VAE, text encoders."""
         return (self.unet, self.vae, *self.text_encoders)

@@ -36,6 +36,16 @@ def test_a_rate_that_is_not_set_is_the_general_one_and_zero_stays_zero() -> None
     assert [group["lr"] for group in groups] == [1e-4, 0.0]
 
 
+def test_a_part_whose_only_rate_is_a_zero_one_does_not_train() -> None:
+    config = config_with(learning_rate=0.0, unet_lr=1e-4)
+    assert (config.trains_unet, config.trains_text_encoder) == (True, False)
+
+
+def test_a_polynomial_schedule_takes_a_general_rate_of_zero() -> None:
+    config = config_with(learning_rate=0.0, unet_lr=1e-4, lr_scheduler="polynomial")
+    assert rates(config, 2)[0] == 1e-4
+
+
 def test_a_part_that_does_not_train_has_no_group() -> None:
     groups = parameter_groups(config_with(), adapter_of("lora_unet_a"))
     assert [len(group["params"]) for group in groups] == [2]
