@@ -51,7 +51,7 @@ class LoraWorkload:
             v_prediction=config.v_parameterization or None,
         )
         self._dataset = dataset
-        self._notes = tuple(notes)
+        self._notes = (*notes, *_family_notes(config, self._components.family))
 
     def job(self) -> Job:
         """The job of this config: its label, what is matched, the recipe."""
@@ -175,6 +175,11 @@ def architecture_of(components: Components) -> str:
     modules = (components.unet, components.vae, *components.text_encoders)
     shapes = [tuple(p.shape) for module in modules for p in module.parameters()]
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _family_notes(config: TrainConfig, family: str) -> list[str]:
+    idle = family == "sdxl" and config.clip_skip is not None
+    return [f"clip_skip = {config.clip_skip} has no effect: SDXL reads fixed layers of its encoders"] * idle
 
 
 def _samples(config: TrainConfig) -> bool:

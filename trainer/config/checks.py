@@ -4,7 +4,7 @@ with a sentence; never reads a config file and never looks at the GPU.
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from autotune.errors import ConfigError
 from trainer.config.schema import TrainConfig
@@ -46,7 +46,7 @@ def settle(draft: Draft) -> None:
         _name_idle_warmup,
         _name_default_alpha,
         _name_wild_rate,
-        _name_off_switches,
+        _name_idle_keys,
         _refuse_path_as_name,
     ):
         rule(draft)
@@ -160,13 +160,31 @@ def _name_wild_rate(draft: Draft) -> None:
         )
 
 
-def _name_off_switches(draft: Draft) -> None:
-    for key, switch in _GATES:
-        if draft.values.get(key) and not draft.get(switch):
-            draft.notes.append(f"{key} = {shown(draft.values[key])} has no effect: {switch} is off")
+def _name_idle_keys(draft: Draft) -> None:
+    """Keys that another one puts out of action; their defaults, which front ends write out, are no news."""
+    for key, (switch, idle_values) in _GATES:
+        value = draft.values.get(key)
+        if value and value != TrainConfig.model_fields[key].default and draft.get(switch) in idle_values:
+            draft.notes.append(f"{key} = {shown(value)} has no effect with {switch} = {shown(draft.get(switch))}")
 
 
-_GATES = (("bucket_no_upscale", "enable_bucket"), ("keep_tokens", "shuffle_caption"))
+def _all_but(name: str) -> tuple[str, ...]:
+    return tuple(other for other in get_args(TrainConfig.model_fields["lr_scheduler"].annotation) if other != name)
+
+
+_OFF, _ON = (False,), (True,)
+_GATES: tuple[tuple[str, tuple[str, tuple[object, ...]]], ...] = (
+    ("bucket_no_upscale", ("enable_bucket", _OFF)),
+    ("min_bucket_reso", ("enable_bucket", _OFF)),
+    ("max_bucket_reso", ("enable_bucket", _OFF)),
+    ("bucket_reso_steps", ("enable_bucket", _OFF)),
+    ("keep_tokens", ("shuffle_caption", _OFF)),
+    ("vae_batch_size", ("cache_latents", _OFF)),
+    ("unet_lr", ("network_train_text_encoder_only", _ON)),
+    ("text_encoder_lr", ("network_train_unet_only", _ON)),
+    ("lr_scheduler_num_cycles", ("lr_scheduler", _all_but("cosine_with_restarts"))),
+    ("lr_scheduler_power", ("lr_scheduler", _all_but("polynomial"))),
+)
 
 
 def _refuse_path_as_name(draft: Draft) -> None:

@@ -45,6 +45,28 @@ def test_warm_up_of_a_constant_rate_says_it_has_no_effect(load: Load) -> None:
     assert not said(load('lr_warmup_steps = 100\nlr_scheduler = "cosine"'), "no effect")
 
 
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("bucket_no_upscale = true", "enable_bucket = false"),
+        ("max_bucket_reso = 2048", "enable_bucket = false"),
+        ("keep_tokens = 2", "shuffle_caption = false"),
+        ("vae_batch_size = 4\ncache_latents = false", "cache_latents = false"),
+        ("text_encoder_lr = 5e-5\nnetwork_train_unet_only = true", "network_train_unet_only = true"),
+        ("unet_lr = 5e-5\nnetwork_train_text_encoder_only = true", "network_train_text_encoder_only = true"),
+        ('lr_scheduler_num_cycles = 3\nlr_scheduler = "cosine"', "lr_scheduler = cosine"),
+        ('lr_scheduler_power = 2\nlr_scheduler = "linear"', "lr_scheduler = linear"),
+    ],
+)
+def test_a_key_that_another_puts_out_of_action_says_so(load: Load, line: str, why: str) -> None:
+    key = line.split(" ")[0]
+    assert said(load(line), f"{key} = ", "has no effect", why)
+
+
+def test_a_default_that_a_front_end_writes_out_is_no_news(load: Load) -> None:
+    assert load("max_bucket_reso = 1024\nlr_scheduler_num_cycles = 1\nlr_scheduler_power = 1").notes == ()
+
+
 def test_a_rank_without_alpha_says_its_scale(load: Load) -> None:
     assert said(load("network_dim = 32"), "network_alpha is not set", "1/32")
 
