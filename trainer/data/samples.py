@@ -19,6 +19,7 @@ from trainer.data.metadata import locate_images, read_metadata
 METADATA_NAME = "metadata.csv"
 
 _NAMES_SHOWN = 5
+_MOST_SAMPLES = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,25 @@ def _leave_out_small(
     return kept, (f"{len(small)} images {what} and are left out ({_names(small)}).",)
 
 
-def _number(entries: Iterable[_Entry], sizes: dict[Path, Size]) -> tuple[Sample, ...]:
+def _number(entries: Sequence[_Entry], sizes: dict[Path, Size]) -> tuple[Sample, ...]:
+    _refuse_endless(entries)
     copies = [(entry, repeat) for entry in entries for repeat in range(entry.repeats)]
     return tuple(
         Sample(index, entry.path, entry.caption, sizes[entry.path], repeat)
         for index, (entry, repeat) in enumerate(copies)
     )
+
+
+def _refuse_endless(entries: Sequence[_Entry]) -> None:
+    """A folder called after a date (`20240131_cats`) asks for twenty million repeats."""
+    total = sum(entry.repeats for entry in entries)
+    if total > _MOST_SAMPLES:
+        most = max(entries, key=lambda entry: entry.repeats)
+        raise DataError(
+            f"an epoch would have {total:,} samples, more than {_MOST_SAMPLES:,}: folder "
+            f"{most.path.parent.name} asks for {most.repeats:,} repeats of each picture.",
+            "Rename it: the number before the first _ is how often a picture counts in an epoch.",
+        )
 
 
 def _names(paths: Sequence[Path]) -> str:

@@ -136,6 +136,14 @@ def test_captions_are_read_in_the_encoding_they_have(
         assert not any("UTF-8" in line for line in dataset.notes)
 
 
+def test_a_folder_called_after_a_date_is_refused_before_it_fills_the_memory(
+    draw: Draw, configure: Configure
+) -> None:
+    draw("20240131_cats/a.png")
+    with pytest.raises(DataError, match=r"20240131_cats asks for 20,240,131 repeats"):
+        load_dataset(configure())
+
+
 def test_a_wrong_path_names_the_nearest_folder_and_what_it_holds(
     draw: Draw, configure: Configure, tmp_path: Path
 ) -> None:
