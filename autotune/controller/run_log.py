@@ -1,8 +1,9 @@
 """The log of a run: logs/train.log for people and logs/events.jsonl for programs. Appends; never rewrites."""
 
 import json
+import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -34,8 +35,7 @@ class RunLog:
         self._clock = clock
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._log = self.log_path.open("a", encoding="utf-8")
-            self._events = self.events_path.open("a", encoding="utf-8")
+            self._log, self._events = map(_open_for_any_text, (self.log_path, self.events_path))
         except OSError as error:
             raise DiskError(
                 f"logs can't be written in {folder}: {error.strerror}.", "Set logging_dir to another folder."
@@ -71,7 +71,7 @@ class RunLog:
 
     def _append(self, body: dict[str, Any]) -> None:
         record = {"time": self._clock().isoformat(timespec="milliseconds"), **body}
-        self._write(self._events, json.dumps(record, ensure_ascii=False) + "\n")
+        self._write(self._events, json.dumps(_strict(record), ensure_ascii=False, allow_nan=False) + "\n")
 
     def _write(self, file: TextIO, text: str) -> None:
         try:
@@ -79,6 +79,20 @@ class RunLog:
             file.flush()
         except OSError as error:
             raise DiskError(f"{file.name} can't be written: {error.strerror}.", "Free disk space.") from error
+
+
+def _open_for_any_text(path: Path) -> TextIO:
+    """File names need not be UTF-8: what can't be encoded is written as an escape, which JSON has too."""
+    return path.open("a", encoding="utf-8", errors="backslashreplace")
+
+
+def _strict(value: Any) -> Any:
+    """`value` with null for what JSON has no number for: the loss of an overflow is NaN."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _is_progress(event: WorkerEvent) -> bool:

@@ -72,3 +72,18 @@ def test_a_folder_that_cannot_be_made_is_a_disk_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskError, match="logging_dir"):
         RunLog(tmp_path / "file" / "logs")
+
+
+def test_every_event_is_strict_json_whatever_a_loss_or_a_file_name_holds(folder):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    step = {"event": "step", "step": 1, "steps": 9, "epoch": 1, "loss": float("nan"), "learning_rate": 1e-4}
+    with open_log(folder) as log:
+        log.tell(WorkerEvent(step))
+        log.tell(NoteEvent("caf\udce9.png is not used"))  # a Latin-1 name, as Linux hands it to Python
+    lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    first, second = (json.loads(line, parse_constant=refuse) for line in lines)
+    assert first["loss"] is None
+    assert second["text"] == "caf\udce9.png is not used"
+    assert "loss nan" in (folder / "train.log").read_text(encoding="utf-8")
