@@ -15,7 +15,8 @@ AutotuneError
 
 
 class AutotuneError(Exception):
-    """One line for stderr: the fact with its values, then the way out. `exit_code` ends the process."""
+    """One line for stderr: the fact with its values, then the way out. `exit_code` ends the process; 1 is kept
+    for faults that are none of these: ours."""
 
     exit_code = 1
 

@@ -72,7 +72,7 @@ def probe(
     from autotune.cli import probe as command
 
     options = command.ProbeOptions(
-        config or [], overrides or [], device, all_cards, ladder, vram_limit, workload, write, profiles,
+        config or (), overrides or (), device, all_cards, ladder, vram_limit, workload, write, profiles,
         capture, as_json,
     )  # fmt: skip
     _run(lambda: command.run(options), debug)
@@ -113,6 +113,12 @@ def _run(command: Callable[[], None], debug: bool) -> None:
             traceback.print_exc()
         print(f"autotune: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except Exception as error:  # a fault of ours: still one line, and the log has the traceback of a run
+        if debug:
+            traceback.print_exc()
+        text = " ".join(str(error).split())
+        print(f"autotune: internal error: {type(error).__name__}: {text} (--debug shows where).", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("autotune: stopped by the user.", file=sys.stderr)
         sys.exit(130)

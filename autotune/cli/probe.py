@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.cli.console import Screen
 from autotune.cli.setup import (
+    DEFAULT_DEVICE,
     DEFAULT_LADDER,
     Common,
     check_data,
@@ -31,17 +32,17 @@ from autotune.ladder.receipts import render_receipts, scaled_alpha
 class ProbeOptions:
     """The command's options, as parsed."""
 
-    configs: Sequence[Path]
-    overrides: Sequence[str]
-    device: str
-    all_cards: bool
-    ladder: str
-    vram_limit: str | None
-    workload: str | None
-    write: Path | None
-    profiles: Path | None
-    capture: Path | None
-    as_json: bool
+    configs: Sequence[Path] = ()
+    overrides: Sequence[str] = ()
+    device: str = DEFAULT_DEVICE
+    all_cards: bool = False
+    ladder: str = DEFAULT_LADDER
+    vram_limit: str | None = None
+    workload: str | None = None
+    write: Path | None = None
+    profiles: Path | None = None
+    capture: Path | None = None
+    as_json: bool = False
 
     @property
     def common(self) -> Common:
@@ -51,10 +52,10 @@ class ProbeOptions:
 
 def run(options: ProbeOptions) -> None:
     """Probe and print. Raises AutotuneError; with several cards, only if none of them could be fitted."""
+    _check(options)
     if options.capture is not None:
         _record(options.capture)
         return
-    _check(options)
     with Screen() as screen:
         if options.all_cards:
             answer = _probe_every(options, screen)
@@ -75,6 +76,10 @@ class Answer:
 
 
 def _check(options: ProbeOptions) -> None:
+    if options.capture is not None and options != ProbeOptions(capture=options.capture):
+        raise ConfigError("--capture goes with no other option.", "It records what the driver says, and ends.")
+    if options.all_cards and options.device != DEFAULT_DEVICE:
+        raise ConfigError(f"--all and --device {options.device} don't go together.", "Leave one of them out.")
     if options.write is not None:
         _check_write(options, options.write)
     idle = [name for name, given in _NEED_A_JOB.items() if given(options)]
@@ -100,7 +105,7 @@ def _check_write(options: ProbeOptions, destination: Path) -> None:
         )
     if not options.configs:
         raise ConfigError("--write needs a config to rewrite.", "Give it with --config.")
-    if options.write is not None and options.all_cards:
+    if options.all_cards:
         raise ConfigError("--write and --all don't go together.", "Name one card with --device cuda:N.")
     check_destination(options.configs[-1], destination)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainer.config.schema import TrainConfig
 
 TRAINER = "trainer.workload:create"
+DEFAULT_DEVICE = "auto"
 DEFAULT_LADDER = "classic"
 
 
@@ -62,11 +63,10 @@ def factory_config(common: Common) -> dict[str, Any]:
 
 
 def open_store(profiles: Path | None) -> DirectoryStore:
-    """The store named by --profiles, else the user's own. A repository's `profiles/` takes no simulation."""
-    if profiles is None:
-        return DirectoryStore(profiles_directory())
-    folder = profiles.absolute()
-    committed = folder.name == "profiles" and (folder.parent / ".git").exists()
+    """The store named by --profiles, else the user's own. A repository's `profiles/`, however it is named,
+    takes no simulation."""
+    folder = (profiles or profiles_directory()).resolve()
+    committed = any(p.name == "profiles" and (p.parent / ".git").exists() for p in (folder, *folder.parents))
     return DirectoryStore(folder, allow_simulated=not committed)
 
 

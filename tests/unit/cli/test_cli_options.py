@@ -1,0 +1,47 @@
+"""An option that can't take effect is an error, and every failure is one line."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import main, probe
+from autotune.cli.probe import ProbeOptions
+from autotune.cli.setup import open_store
+from autotune.device.session import Evidence
+from autotune.errors import ConfigError, ProfileError
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        (ProbeOptions(all_cards=True, device="virtual:1GiB"), "--all and --device virtual:1GiB"),
+        (ProbeOptions(capture=Path("c"), configs=[Path("config.toml")]), "--capture goes with no other option"),
+        (ProbeOptions(capture=Path("c"), as_json=True), "--capture goes with no other option"),
+        (ProbeOptions(vram_limit="1GiB", overrides=["seed=1"]), "--set can't take effect"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options, fault):
+    with pytest.raises(ConfigError, match=fault):
+        probe.run(options)
+
+
+@pytest.mark.parametrize("inside", ["profiles", "profiles/mine"])
+def test_no_way_of_naming_a_repositorys_profiles_lets_simulated_ones_in(tmp_path, monkeypatch, inside):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / inside).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / inside)
+    monkeypatch.setenv("AUTOTUNE_PROFILES", str(tmp_path / inside))
+    for store in (open_store(None), open_store(tmp_path / inside), open_store(tmp_path / "link")):
+        with pytest.raises(ProfileError, match="real cards only"):
+            store.check(Evidence.SIMULATED)
+    open_store(tmp_path / "elsewhere").check(Evidence.SIMULATED)
+
+
+def test_a_fault_of_ours_is_one_line_too(capsys):
+    def fail():
+        raise KeyError("lost\nkey")
+
+    with pytest.raises(SystemExit) as end:
+        main._run(fail, debug=False)
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "autotune: internal error: KeyError: 'lost\\nkey' (--debug shows where).\n"
