@@ -37,7 +37,8 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         placed = _write_unnamed(path, temporary, content, replace)
         if placed is None:
-            with temporary.open("wb") as file:
+            temporary.unlink(missing_ok=True)  # of a killed process that had our number
+            with temporary.open("xb") as file:  # never through a link that somebody else put there
                 _fill(file, content)
             placed = _rename(temporary, path, replace)
         fsync_directory(path.parent)
