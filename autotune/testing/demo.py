@@ -7,7 +7,6 @@ Then it loads the LoRA with diffusers to show that other tools can. Pictures are
 
 import argparse
 import json
-import logging
 import os
 import shlex
 import subprocess
@@ -73,11 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _quiet_libraries() -> None:
-    """Keep hints and bars of diffusers, transformers and bitsandbytes off the screen: none is about the demo."""
+    """Keep hints and bars of diffusers and transformers off the screen: none is about the demo."""
     for name in ("DIFFUSERS_VERBOSITY", "TRANSFORMERS_VERBOSITY"):
         os.environ.setdefault(name, "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning, module="diffusers")
 
 
