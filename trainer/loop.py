@@ -185,7 +185,7 @@ def _sample(session: TrainingSession, name: RunName, suffix: str, report: Report
         ending = f"{suffix}_{number:02d}.png"
 
         def write(path: Path, prompt: str = prompt) -> None:
-            session.sample(path, prompt, config.sample_steps)
+            session.sample(path, prompt, config.sample_steps, lambda d, t: report(_phase("sample", d, t)))
 
         try:
             path = name.write(Path(config.output_dir) / SAMPLES, ending, write)

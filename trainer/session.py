@@ -87,12 +87,12 @@ class TrainingSession:
             run = run_metadata(config, self.setup.dataset, steps, epoch)
             return lora_file(tensors, {**metadata, **run})
 
-    def sample(self, path: Path, prompt: str, steps: int) -> None:
+    def sample(self, path: Path, prompt: str, steps: int, progress: Progress) -> None:
         """Write one picture of the adapted model to `path`. Raises DiskError, and FileExistsError if `path`
         exists."""
-        write_atomically(path, self.picture_file(prompt, steps), replace=False)
+        write_atomically(path, self.picture_file(prompt, steps, progress), replace=False)
 
-    def picture_file(self, prompt: str, steps: int) -> bytes:
+    def picture_file(self, prompt: str, steps: int, progress: Progress) -> bytes:
         """One picture of the adapted model, as PNG. Training state and random state stay as they are."""
         width, height = self.plan.resolutions[0]
         with self.parts.precision.autocast(self.device.torch_device):
@@ -105,6 +105,7 @@ class TrainingSession:
                 self.device,
                 resident=self._residents(),
                 clip_skip=self.parts.config.clip_skip,
+                progress=progress,
             )
         return _png(picture)
 

@@ -26,6 +26,7 @@ from trainer.precision import dtype_of
 from trainer.session import Setup, TrainingSession
 
 RESOLUTION_FLOORS = {"sd1": 256, "sdxl": 512}
+MOST_SKIPS = 16  # the scaler begins at 2**16 and halves
 TRIAL_SAMPLING_STEPS = 2  # the peak of sampling does not depend on how many
 
 
@@ -119,6 +120,7 @@ class LoraTrial:
         self._to_encode = [*worst_encoding(setup, buckets), *self._batch]
         self._session = TrainingSession(setup, plan, device, dict(buckets))
         self._step = 0
+        self._skips_left = MOST_SKIPS
         config = self._session.parts.config
         cached = (("cache_latents", config.cache_latents), ("cache_text", self._session.parts.text.cached))
         self.phases_before = (*(name for name, on in cached if on), "load")
@@ -135,11 +137,14 @@ class LoraTrial:
         elif name == "save":
             self._session.lora_file("trial", self._step, 0)
         else:
-            self._session.picture_file(self._batch[0].caption, TRIAL_SAMPLING_STEPS)
+            self._session.picture_file(self._batch[0].caption, TRIAL_SAMPLING_STEPS, _ignore)
 
     def step(self) -> None:
-        """One optimizer step on the worst logical batch."""
-        self._session.step(self._batch, self._step)
+        """One optimizer step on the worst logical batch. Under fp16 the scaler skips steps until its scale is
+        right, and only the first update makes the optimizer's state: so until there is one, again."""
+        while self._session.step(self._batch, self._step).skipped and self._skips_left:
+            self._skips_left -= 1
+            self._step += 1
         self._step += 1
 
     def close(self) -> None:

@@ -10,7 +10,11 @@ from autotune.trial.search import SearchStep, describe_plan
 from autotune.units import format_mib
 
 _PROCESSES_SHOWN = 5
-_PHASES = {"cache_latents": "latents cached", "cache_text": "captions encoded"}
+_PHASES = {
+    "cache_latents": "latents cached",
+    "cache_text": "captions encoded",
+    "sample": "sampling steps of a picture",
+}
 
 
 def describe_card(reading: DeviceReading) -> list[str]:

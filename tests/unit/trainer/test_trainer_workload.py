@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from autotune.device.virtual import VirtualSession
@@ -14,9 +15,10 @@ from autotune.units import GIB
 from trainer.config.schema import TrainConfig
 from trainer.data.samples import Sample, load_dataset
 from trainer.families.load import load_components
+from trainer.precision import Precision
 from trainer.session import Setup, TrainingSession
 from trainer.step import batch_losses
-from trainer.workload import worst_encoding
+from trainer.workload import MOST_SKIPS, LoraTrial, worst_encoding
 
 SMALL, LARGE = (64, 64), (128, 64)
 
@@ -45,6 +47,31 @@ def test_a_full_batch_of_smaller_pictures_may_be_the_worst() -> None:
 
 def test_mirrored_pictures_fill_a_batch_too() -> None:
     assert encoded(setup_of(6, vae_batch_size=4, flip_aug=True), large={"5"}) == ["0", "1"]
+
+
+def test_a_trial_under_fp16_goes_on_until_the_optimizer_has_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaler(precision: Precision, device: torch.device) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler(device.type, init_scale=2.0**22)  # overflows in fp16 more than once
+
+    monkeypatch.setattr(Precision, "scaler", scaler)
+    base, photos = make_tiny(tmp_path / "tiny"), write_demo_dataset(tmp_path / "photos", "flat")
+    plan = Plan.of(batch_size=1, resolution=((64, 64),), gradient_checkpointing=False, network_dim=4)
+    config = TrainConfig(
+        pretrained_model_name_or_path=str(base), train_data_dir=str(photos), mixed_precision="fp16",
+        network_train_unet_only=True,
+    )  # fmt: skip
+    device, dataset = VirtualSession(GIB), load_dataset(config)
+    setup = Setup(config, load_components(base, torch.float16), dataset, total_steps=1)
+    with device.scope():
+        trial = LoraTrial(setup, plan, device, dict.fromkeys(range(len(dataset.samples)), (64, 64)))
+        trial.run_phase("cache_latents")
+        trial.run_phase("load")
+        trial.step()
+        assert trial._skips_left < MOST_SKIPS
+        assert trial._session.parts.optimizer.state
+        trial.close()
 
 
 def test_a_model_that_predicts_velocity_by_itself_is_weighted_and_named_so(tmp_path: Path) -> None:
