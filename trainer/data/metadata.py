@@ -189,9 +189,16 @@ def _locate(name: str, folders: Sequence[Path]) -> Path | None:
         for ending in ("", *IMAGE_EXTENSIONS):
             for folder in folders:
                 candidate = folder / f"{written}{ending}"
-                if candidate.is_file() or (candidate.is_symlink() and not candidate.is_dir()):
+                if _is_there(candidate):
                     return candidate
     return None
+
+
+def _is_there(candidate: Path) -> bool:
+    try:
+        return candidate.is_file() or (candidate.is_symlink() and not candidate.is_dir())
+    except OSError:  # no name a file can have: a whole caption, say
+        return False
 
 
 def _is_image_name(text: str) -> bool:

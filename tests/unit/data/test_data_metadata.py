@@ -7,6 +7,7 @@ import pytest
 
 from autotune.errors import DataError
 from trainer.config.schema import TrainConfig
+from trainer.data.metadata import Row, locate_images
 from trainer.data.samples import Dataset, load_dataset
 
 Draw = Callable[..., Path]
@@ -102,6 +103,11 @@ def test_every_row_without_its_picture_is_listed(configure: Configure, tmp_path:
         load_table(configure, tmp_path, "filename,prompt\nx.png,x\na.png,a\ny.png,y\n")
     assert "2 of 3 images are not in" in caught.value.fact
     assert "x.png (line 2), y.png (line 4)" in caught.value.fact
+
+
+def test_a_file_name_longer_than_any_can_be_is_a_missing_picture(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 of 1 images are not in"):
+        locate_images(tmp_path / "metadata.csv", [Row(2, "a cat, " * 60, "a.png")], [tmp_path])
 
 
 def test_a_caption_may_span_lines_inside_quotes(configure: Configure, tmp_path: Path) -> None:
