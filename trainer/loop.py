@@ -41,6 +41,7 @@ def train(
     name = RunName(Path(config.output_dir), config.output_name, report)
     by_index = {sample.index: sample for sample in samples}
     files: list[str] = []
+    device.reset_peak()  # trials in this process may have reached higher
     with device.scope():
         session = TrainingSession(setup, plan, device, buckets.of_plan)
         try:

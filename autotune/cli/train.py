@@ -70,5 +70,5 @@ def _closing(trained: Trained) -> str:
     changed = "" if summary["largest_change"] else ", but its weights are all zero: nothing was learned"
     return (
         f"{summary['steps']} steps done; last loss {summary['last_loss']:.4f}; the LoRA has "
-        f"{summary['modules']} modules{changed}; peak allocated in the last phase {format_mib(peak)}"
+        f"{summary['modules']} modules{changed}; peak allocated {format_mib(peak)}"
     )

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from autotune.device.virtual import VirtualSession
 from autotune.errors import TrainingError
+from autotune.units import MIB
 from trainer.data.buckets import assign_buckets
 from trainer.loop import Buckets, LossWatch, train
 from trainer.session import Setup
@@ -82,6 +83,14 @@ def test_files_have_kohyas_names_and_saving_precedes_sampling(rig_of: Callable[[
     assert all(Path(file).is_file() for file in summary["files"])
     assert summary["steps"] == 6
     assert run.device.statistics()["allocated_bytes.all.current"] == 0
+
+
+def test_the_summary_tells_the_peak_of_the_run_not_of_a_trial_before_it(rig_of: Callable[[str], Rig]) -> None:
+    run = Run(rig_of("sd1").setup(max_train_steps=1, **LEAN))
+    with run.device.scope():
+        trial = torch.zeros(300 * MIB, dtype=torch.uint8)
+    del trial
+    assert run.go()["statistics"]["allocated_bytes.all.peak"] < 300 * MIB
 
 
 def test_an_epoch_and_a_step_that_are_due_together_are_both_written(rig_of: Callable[[str], Rig]) -> None:
