@@ -65,7 +65,10 @@ def rewrite_config(
     splice = _SPLICERS[document.syntax]
     text = splice(document.source.text, edits, document.name)
     _verify(document, text, edits)
-    write_atomically(destination, document.source.encode(text))
+    try:
+        write_atomically(destination, document.source.encode(text), replace=False)
+    except FileExistsError:  # it came about while we worked
+        raise _exists(f"{destination} exists and is never overwritten") from None
 
 
 def check_destination(source: Path, destination: Path) -> None:
@@ -73,7 +76,11 @@ def check_destination(source: Path, destination: Path) -> None:
     if destination.exists() or destination.is_symlink():
         same = destination.exists() and source.exists() and destination.samefile(source)
         subject = "is the config itself, which is never changed" if same else "exists and is never overwritten"
-        raise ConfigError(f"{destination} {subject}.", "Give the name of a new file.")
+        raise _exists(f"{destination} {subject}")
+
+
+def _exists(fact: str) -> ConfigError:
+    return ConfigError(f"{fact}.", "Give the name of a new file.")
 
 
 def _edits(
