@@ -5,9 +5,7 @@ not come into a sentence. It must never create a CUDA context, never import torc
 card or the driver does: what could not be read is None and a note.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from autotune.device.questions import (
     FUNCTION_NOT_FOUND,
@@ -120,18 +118,6 @@ def pci_key(pci_bus_id: str) -> tuple[int, int, int] | None:
     if len(numbers) == 2:
         numbers.insert(0, 0)
     return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
-
-
-def machine_from_json(values: Mapping[str, Any]) -> MachineReading:
-    """The reading whose `dataclasses.asdict` is `values`, also after a trip through JSON."""
-    gpus = tuple(_gpu_from_json(gpu) for gpu in values["gpus"])
-    return MachineReading(
-        gpus,
-        values["driver_version"],
-        values["cuda_driver_version"],
-        tuple(values["notes"]),
-        values["in_cuda_order"],
-    )
 
 
 def _read_machine(source: Source) -> MachineReading:
@@ -262,27 +248,3 @@ def _first(numbers: list[int]) -> int | None:
 
 def _flag(numbers: list[int]) -> bool | None:
     return bool(numbers[0]) if numbers else None
-
-
-def _gpu_from_json(values: Mapping[str, Any]) -> GpuReading:
-    capability = values["compute_capability"]
-    return GpuReading(
-        **{
-            **values,
-            "memory": MemoryUse(**values["memory"]),
-            "processes": tuple(ProcessUse(**use) for use in values["processes"]),
-            "compute_capability": tuple(capability) if capability else None,
-            "mig_instances": tuple(_instance_from_json(instance) for instance in values["mig_instances"]),
-            "notes": tuple(values["notes"]),
-        }
-    )
-
-
-def _instance_from_json(values: Mapping[str, Any]) -> MigInstance:
-    return MigInstance(
-        values["name"],
-        values["uuid"],
-        MemoryUse(**values["memory"]),
-        tuple(ProcessUse(**use) for use in values["processes"]),
-        tuple(values["notes"]),
-    )

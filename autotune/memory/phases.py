@@ -1,6 +1,6 @@
 """Peaks by phase: what each part of a run took at most. Owns the record only; devices do the counting."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,8 +32,3 @@ class PhasePeak:
     def to_json(self) -> dict[str, Any]:
         """The JSON form, one key per field."""
         return asdict(self)
-
-
-def worst(peaks: Iterable[PhasePeak]) -> PhasePeak | None:
-    """The phase with the largest reserved peak (then allocated), or None without phases."""
-    return max(peaks, key=lambda p: (p.peak_reserved_bytes, p.peak_allocated_bytes), default=None)

@@ -6,7 +6,6 @@ where kohya would refuse it: `bucket_notes` says what was moved.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -80,11 +79,6 @@ def assign_buckets(dataset: "Dataset", resolutions: Sequence[Size], config: Trai
         sample.index: assign_bucket(sample.size, resolutions[sample.index % count], config)
         for sample in dataset.samples
     }
-
-
-def bucket_table(dataset: "Dataset", resolutions: Sequence[Size], config: TrainConfig) -> dict[Size, int]:
-    """How many samples each bucket has, sorted by bucket; the counts add up to the dataset."""
-    return dict(sorted(Counter(assign_buckets(dataset, resolutions, config).values()).items()))
 
 
 def worst_bucket(buckets: Iterable[Size]) -> Size:

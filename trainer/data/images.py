@@ -34,12 +34,6 @@ class CropGeometry:
     crop_top_left: tuple[int, int]
     target_size: Size
 
-    @property
-    def time_ids(self) -> tuple[int, int, int, int, int, int]:
-        """SDXL's order: original height, width, crop top, left, target height, width."""
-        original, target = self.original_size[::-1], self.target_size[::-1]
-        return (*original, *self.crop_top_left, *target)
-
 
 def crop_geometry(size: Size, bucket: Size, flip: bool = False) -> CropGeometry:
     """How a picture of `size` fits `bucket`: resized to cover it, cropped at the centre, mirrored."""

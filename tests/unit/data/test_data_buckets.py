@@ -14,7 +14,6 @@ from trainer.data.buckets import (
     assign_buckets,
     bucket_list,
     bucket_notes,
-    bucket_table,
     buckets_for,
     too_small,
     worst_bucket,
@@ -147,14 +146,6 @@ def test_a_resolution_below_one_step_is_its_own_bucket() -> None:
 def test_a_step_the_vae_cannot_take_is_refused(step: int) -> None:
     with pytest.raises(ConfigError, match=f"bucket_reso_steps is {step}"):
         buckets_for((512, 512), config_of(bucket_reso_steps=step))
-
-
-@given(st.lists(SIZES, max_size=30), st.lists(RESOLUTIONS, min_size=1, max_size=3))
-def test_the_table_counts_every_sample(sizes: list[tuple[int, int]], resolutions: list[tuple[int, int]]) -> None:
-    dataset = dataset_of(*sizes)
-    table = bucket_table(dataset, resolutions, config_of())
-    assert sum(table.values()) == len(sizes)
-    assert list(table) == sorted(table)
 
 
 def test_several_resolutions_take_turns_by_sample() -> None:
