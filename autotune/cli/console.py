@@ -4,6 +4,7 @@ Everything goes to stderr, so that stdout stays free for `--json`. Owns layout o
 lives in `autotune.controller.text`.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -40,6 +41,10 @@ _CLASSES = {
     Evidence.FORECAST: "forecast on the null GPU",
     Evidence.SIMULATED: "simulated: real arithmetic on the CPU, memory an account of live tensors",
 }
+
+
+# PyTorch's own text and the virtual GPU's, which has its shape (c10/cuda/CUDACachingAllocator.cpp)
+_ALLOCATION = re.compile(r"Tried to allocate (?P<asked>[\d.]+ \w+)\..* of which (?P<free>[\d.]+ \w+) is free")
 
 
 class Screen:
@@ -182,7 +187,10 @@ class TrialTable:
 
 
 def _reason(outcome: Outcome) -> str:
+    """Why a trial ended, short; the log has the whole text."""
     phase = f"{outcome.failed_phase}: " if outcome.failed_phase else ""
+    if asked := _ALLOCATION.search(outcome.reason):
+        return f"{phase}out of memory: asked for {asked['asked']}, {asked['free']} free"
     return f"{phase}{shorten(outcome.reason)}"
 
 

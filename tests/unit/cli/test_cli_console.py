@@ -59,6 +59,18 @@ def test_the_table_has_one_header_and_a_row_per_trial_with_peaks_and_evidence():
     ]
 
 
+def test_an_out_of_memory_row_says_in_short_what_was_asked_for_and_what_was_free():
+    reason = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.79 "
+        "GiB of which 512.25 MiB is free. Of the allocated memory 6.00 GiB is allocated by PyTorch"
+    )
+    out = io.StringIO()
+    TrialTable(Console(file=out, width=200).print).row(
+        1, trial(PLAN, Verdict.OOM, reason=reason, failed_phase="load")
+    )
+    assert out.getvalue().splitlines()[-1].strip() == "load: out of memory: asked for 2.00 GiB, 512.25 MiB free"
+
+
 def test_long_lines_stay_whole_for_copying():
     shown, out = screen()
     receipt = "network_dim 32 -> 16, costs quality (network_alpha 16 -> 8) and some more words beyond the width"
