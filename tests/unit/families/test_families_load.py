@@ -161,7 +161,7 @@ def test_loading_uses_no_network(
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for path in (tiny_folders["sdxl"], tiny_files["sdxl"]):
-        load_components(path, torch.float32)
+        assert load_components(path, torch.float32).family == "sdxl"
 
 
 def _rewrite(source: Path, path: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
