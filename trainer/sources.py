@@ -21,7 +21,7 @@ from trainer.data.samples import Sample
 from trainer.data.seeds import caption_for, flip_for, sample_seed
 from trainer.families.load import Components
 from trainer.families.text import Conditioning, encode_prompts
-from trainer.families.vae import encode_latents, vae_identity
+from trainer.families.vae import encode_latents
 from trainer.precision import Precision
 
 Progress = Callable[[int, int], None]
@@ -39,10 +39,6 @@ class LatentSource:
     device: DeviceSession
     bucket_of: BucketOf
     cache: LatentCache
-    _identity: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._identity = vae_identity(self.components.vae)
 
     def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
         """Encode what the cache lacks with the VAE on the device, which it leaves afterwards."""
@@ -89,7 +85,7 @@ class LatentSource:
                 self.cache.put(self._key(sample, flip), latent)
 
     def _key(self, sample: Sample, flip: bool) -> LatentKey:
-        return self.cache.key(sample, self.bucket_of(sample.index), flip, self._identity)
+        return self.cache.key(sample, self.bucket_of(sample.index), flip, self.components.vae_identity)
 
     def _flips(self) -> tuple[bool, ...]:
         return (False, True) if self.config.flip_aug else (False,)
@@ -116,8 +112,8 @@ class TextSource:
 
     @property
     def cached(self) -> bool:
-        """Whether embeddings are computed once: asked for, and no text encoder trains."""
-        return self.config.cache_text_encoder_outputs and not self.config.trains_text_encoder
+        """Whether embeddings are computed once."""
+        return self.config.caches_text
 
     def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
         """Encode every distinct caption with the text encoders on the device, which they leave afterwards."""

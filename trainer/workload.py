@@ -104,7 +104,7 @@ class LoraWorkload:
             "optimizer": config.optimizer_type,
             "attention": "sdpa",
             "latents_cached": config.cache_latents,
-            "text_cached": config.cache_text_encoder_outputs and not config.trains_text_encoder,
+            "text_cached": config.caches_text,
             "vae_batch_size": config.vae_batch_size,
             "sampling": _samples(config),
         }

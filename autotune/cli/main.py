@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 import autotune
+from autotune.cli import DEFAULT_DEVICE, DEFAULT_LADDER
 from autotune.errors import AutotuneError, ConfigError
 
 app = typer.Typer(
@@ -47,9 +48,9 @@ def root(
 def probe(
     config: Configs = None,
     overrides: Overrides = None,
-    device: Device = "auto",
+    device: Device = DEFAULT_DEVICE,
     all_cards: Annotated[bool, typer.Option("--all", help="Probe every card of this machine.")] = False,
-    ladder: LadderName = "classic",
+    ladder: LadderName = DEFAULT_LADDER,
     vram_limit: VramLimit = None,
     workload: Annotated[
         str | None, typer.Option(help="module:factory of a Workload of your own, instead of LoRA training.")
@@ -86,8 +87,8 @@ def train(
         bool,
         typer.Option("--fit-vram", help="Fit the config to the card first: by profile, else by probing."),
     ] = False,
-    device: Device = "auto",
-    ladder: LadderName = "classic",
+    device: Device = DEFAULT_DEVICE,
+    ladder: LadderName = DEFAULT_LADDER,
     vram_limit: VramLimit = None,
     profiles: Profiles = None,
     debug: Debug = False,

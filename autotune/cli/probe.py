@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autotune.cli import DEFAULT_DEVICE, DEFAULT_LADDER
 from autotune.cli.console import Screen
 from autotune.cli.setup import (
-    DEFAULT_DEVICE,
-    DEFAULT_LADDER,
     Common,
     check_data,
     choose_device,

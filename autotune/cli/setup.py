@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from trainer.config.schema import TrainConfig
 
 TRAINER = "trainer.workload:create"
-DEFAULT_DEVICE = "auto"
-DEFAULT_LADDER = "classic"
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autotune.cli import DEFAULT_LADDER
 from autotune.cli.console import Screen
-from autotune.cli.setup import DEFAULT_LADDER, Common, check_data, choose_device, load_settings, make_task
+from autotune.cli.setup import Common, check_data, choose_device, load_settings, make_task
 from autotune.controller.events import Event, NoteEvent
 from autotune.controller.run_log import RunLog
 from autotune.controller.train import Trained, train

@@ -3,6 +3,7 @@
 Owns no store. A test class of a store subclasses `StoreContract` and says how to make an empty one.
 """
 
+from abc import ABC, abstractmethod
 from datetime import date
 
 import pytest
@@ -70,12 +71,12 @@ def sample_profile(
     )
 
 
-class StoreContract:
+class StoreContract(ABC):
     """What every ProfileStore promises. A subclass makes its empty store in `make_store`."""
 
+    @abstractmethod
     def make_store(self) -> ProfileStore:
-        """An empty store, the same one each time within one test. To be overridden."""
-        raise NotImplementedError
+        """An empty store, the same one each time within one test."""
 
     def test_an_empty_store_lists_nothing(self) -> None:
         """An empty store is no error."""

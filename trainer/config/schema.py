@@ -114,6 +114,11 @@ class TrainConfig(BaseModel):
         return not self.network_train_unet_only and self.text_encoder_rate != 0
 
     @property
+    def caches_text(self) -> bool:
+        """Whether captions are encoded once: asked for, and no text encoder trains."""
+        return self.cache_text_encoder_outputs and not self.trains_text_encoder
+
+    @property
     def trains_unet(self) -> bool:
         """Whether the denoiser gets LoRA layers and gradients."""
         return not self.network_train_text_encoder_only and self.unet_rate != 0

@@ -7,7 +7,7 @@ names it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +30,7 @@ from trainer.families.architecture import (
 from trainer.families.detect import component_config, component_weights, detect_family, read_json
 from trainer.families.layout import Place
 from trainer.families.tokenizer import END, ZERO, clip_tokenizer, load_tokenizer
+from trainer.families.vae import vae_identity
 from trainer.families.weights import State, build, fill, read_state, refuse_leftovers
 
 TextEncoder: TypeAlias = CLIPTextModel | CLIPTextModelWithProjection
@@ -53,6 +54,11 @@ class Components:
     def predicts_velocity(self) -> bool:
         """Whether the U-Net predicts velocity, by its own files or because the config says so; else noise."""
         return bool(self.scheduler.config.prediction_type == "v_prediction")
+
+    @cached_property
+    def vae_identity(self) -> str:
+        """What latents of this VAE are kept under. Worked out once: it reads every weight, and none changes."""
+        return vae_identity(self.vae)
 
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
