@@ -148,10 +148,10 @@ class BareJob:
         self._config, self._batch, self._latents = job.config, job.batch, latents
         self._components = job.components()
         self._adapter: Adapter = attach(
-            self._components, rank=RANK, alpha=RANK, unet=True, text_encoders=True, seed=job.config.seed
+            self._components, rank=RANK, alpha=RANK, denoiser=True, text_encoders=True, seed=job.config.seed
         )
         self._weights = self._adapter.parameters()
-        groups = [{"params": self._adapter.parameters(prefix)} for prefix in ("lora_unet_", "lora_te")]
+        groups = [{"params": self._adapter.parameters(part)} for part in ("denoiser", "text_encoder")]
         self._optimizer = torch.optim.AdamW(groups, lr=job.config.learning_rate, weight_decay=1e-2)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, lambda step: 1.0)
         self._scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -187,7 +187,7 @@ class BareJob:
             ).input_ids
             hidden = parts.text_encoders[0](ids).last_hidden_state
             noisy, hidden = noisy.to(torch.bfloat16), hidden.to(torch.bfloat16)
-            predicted = parts.unet(noisy, timesteps, hidden, return_dict=False)[0]
+            predicted = parts.denoiser(noisy, timesteps, hidden, return_dict=False)[0]
         errors = functional.mse_loss(predicted.float(), noise, reduction="none")
         return errors.mean(dim=(1, 2, 3)).sum() / len(self._batch)
 

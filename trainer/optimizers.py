@@ -5,12 +5,12 @@ from typing import Any
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.adapters.lora import Adapter
+from trainer.adapters.lora import Adapter, Part
 from trainer.config.schema import TrainConfig
 
 
 def build_optimizer(config: TrainConfig, adapter: Adapter) -> Optimizer:
-    """The optimizer over the adapter's weights; U-Net and text encoders in groups of their own rates.
+    """The optimizer over the adapter's weights; denoiser and text encoders in groups of their own rates.
 
     AdamW is torch's default for the device; AdamW8bit is bitsandbytes' (it steps on a CPU too).
     """
@@ -32,8 +32,8 @@ def build_optimizer(config: TrainConfig, adapter: Adapter) -> Optimizer:
 
 def parameter_groups(config: TrainConfig, adapter: Adapter) -> list[dict[str, Any]]:
     """One group per trained part with its learning rate (unet_lr, text_encoder_lr, else learning_rate)."""
-    rates = {"lora_unet_": config.unet_rate, "lora_te": config.text_encoder_rate}
-    groups = [{"params": adapter.parameters(prefix), "lr": rate} for prefix, rate in rates.items()]
+    rates: dict[Part, float] = {"denoiser": config.unet_rate, "text_encoder": config.text_encoder_rate}
+    groups = [{"params": adapter.parameters(part), "lr": rate} for part, rate in rates.items()]
     return [group for group in groups if group["params"]]
 
 

@@ -27,7 +27,8 @@ from trainer.adapters.lora import Adapter, attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
 from trainer.data.samples import Dataset, Sample
-from trainer.families.load import Components, TextEncoder
+from trainer.families.components import Components, TextEncoder
+from trainer.families.family import get_family
 from trainer.families.sample import sample_image
 from trainer.optimizers import build_optimizer, build_schedule
 from trainer.precision import Precision, dtype_of
@@ -65,7 +66,7 @@ class TrainingSession:
         self.parts.text.fill(samples, progress)
 
     def load(self) -> None:
-        """Place what training needs: the U-Net, and the encoders whose outputs are not cached."""
+        """Place what training needs: the denoiser, and the encoders whose outputs are not cached."""
         for module in self._residents():
             self.device.place(module)
 
@@ -117,15 +118,15 @@ class TrainingSession:
         for module in components.modules:
             with suppress(Exception):
                 self.device.evict(module)
-        with suppress(Exception):  # diffusers moves the noise schedule to where it is used, for good
-            components.scheduler.alphas_cumprod = self.device.evict(components.scheduler.alphas_cumprod)
+        with suppress(Exception):
+            get_family(components.family).rule.bring_home(components.scheduler, self.device.evict)
         with suppress(Exception):
             self.parts.adapter.detach()
         _switch_checkpointing(components, on=False)
 
     def _residents(self) -> list[nn.Module]:
         components = self.parts.components
-        modules: list[nn.Module] = [components.unet]
+        modules: list[nn.Module] = [components.denoiser]
         if not self.parts.text.cached:
             modules.extend(components.text_encoders)
         if not self.parts.config.cache_latents:
@@ -176,7 +177,7 @@ def _build_parts(
             setup.components,
             rank=plan.network_dim,
             alpha=config.network_alpha,
-            unet=config.trains_unet,
+            denoiser=config.trains_unet,
             text_encoders=config.trains_text_encoder,
             seed=config.seed,
         )
@@ -212,12 +213,12 @@ def _parts_around(
 def _switch_checkpointing(components: Components, on: bool) -> None:
     # Non-reentrant: the reentrant kind needs inputs with gradients and hides the base from LoRA's own.
     checkpoint = partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
-    unet = components.unet
-    unet.train(on)
+    denoiser = components.denoiser
+    denoiser.train(on)
     if on:
-        unet.enable_gradient_checkpointing(checkpoint)
+        denoiser.enable_gradient_checkpointing(checkpoint)
     else:
-        unet.disable_gradient_checkpointing()
+        denoiser.disable_gradient_checkpointing()
     for encoder in components.text_encoders:
         encoder.train(on)
         _switch_encoder_checkpointing(encoder, on)

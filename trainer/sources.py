@@ -19,8 +19,10 @@ from trainer.data.cache import LatentCache, LatentKey
 from trainer.data.images import load_pixels
 from trainer.data.samples import Sample
 from trainer.data.seeds import caption_for, flip_for, sample_seed
-from trainer.families.load import Components
-from trainer.families.text import Conditioning, encode_prompts
+from trainer.families.components import Components
+from trainer.families.conditioning import Conditioning
+from trainer.families.family import get_family
+from trainer.families.text import encode_prompts
 from trainer.families.vae import encode_latents
 from trainer.precision import Precision
 
@@ -32,7 +34,7 @@ _CACHED = -1  # what is encoded once belongs to no step
 
 @dataclass
 class LatentSource:
-    """Latents of samples at their buckets, (B, C, H/8, W/8) on the device."""
+    """Latents of samples at their buckets, (B, C, h, w) on the device."""
 
     config: TrainConfig
     components: Components
@@ -97,12 +99,13 @@ class LatentSource:
                 [load_pixels(s, self.bucket_of(s.index), f) for s, f in zip(samples, flips, strict=True)]
             )
             generators = [_generator(self.config, step, sample, "posterior") for sample in samples]
-        return encode_latents(self.components.vae, self.device.place(pixels), generators)
+        codec = get_family(self.components.family).codec
+        return encode_latents(self.components.vae, self.device.place(pixels), generators, codec=codec)
 
 
 @dataclass
 class TextSource:
-    """Text conditioning of samples on the device: hidden (B, 77, D) and, for SDXL, pooled (B, P)."""
+    """Text conditioning of samples on the device."""
 
     config: TrainConfig
     components: Components

@@ -20,9 +20,10 @@ from trainer.config.schema import TrainConfig
 from trainer.data.batches import microbatches
 from trainer.data.images import crop_geometry
 from trainer.data.samples import Sample
-from trainer.families.denoise import predict_noise, time_ids_for, training_target
-from trainer.families.load import Components
-from trainer.loss import min_snr_weights, sample_losses
+from trainer.families.components import Components
+from trainer.families.denoise import predict_noise
+from trainer.families.family import get_family
+from trainer.loss import sample_losses
 from trainer.precision import Precision
 from trainer.sources import BucketOf, LatentSource, TextSource, noise_for, timesteps_for
 
@@ -74,25 +75,24 @@ def training_step(parts: StepParts, batch: Sequence[Sample], step: int, batch_si
 def batch_losses(parts: StepParts, samples: Sequence[Sample], step: int) -> Tensor:
     """The losses (B,) of one microbatch, whose samples share a bucket."""
     config, device = parts.config, parts.device
-    scheduler = parts.components.scheduler
+    rule, scheduler = get_family(parts.components.family).rule, parts.components.scheduler
     latents = parts.latents.latents(samples, step)
     with device.host():
         noise_host = noise_for(config, samples, step, latents)
-        timesteps_host = timesteps_for(config, samples, step, scheduler.config.num_train_timesteps)
-        time_ids_host = _time_ids(parts, samples, step)
-    noise, timesteps = device.place(noise_host), device.place(timesteps_host)
-    time_ids = None if time_ids_host is None else device.place(time_ids_host)
+        timesteps = timesteps_for(config, samples, step, scheduler.config.num_train_timesteps)
+        levels_host = rule.levels(scheduler, timesteps)
+        size_ids_host = _size_ids(parts, samples, step)
+    noise, levels = device.place(noise_host), device.place(levels_host)
+    size_ids = None if size_ids_host is None else device.place(size_ids_host)
     conditioning = parts.text.conditioning(samples, step)
     latents = latents.float()
-    noisy = scheduler.add_noise(latents, noise, timesteps)
+    noisy = rule.add_noise(scheduler, latents, noise, levels)
     with parts.precision.autocast(device.torch_device):
-        prediction = predict_noise(parts.components, noisy, timesteps, conditioning, time_ids)
-    losses = sample_losses(prediction, training_target(scheduler, latents, noise, timesteps))
+        prediction = predict_noise(parts.components, noisy, levels, conditioning, size_ids)
+    losses = sample_losses(prediction, rule.target(scheduler, latents, noise, levels))
     if config.min_snr_gamma:
-        velocity = parts.components.predicts_velocity
-        losses = losses * min_snr_weights(
-            scheduler.alphas_cumprod, timesteps, config.min_snr_gamma, v_prediction=velocity
-        )
+        weights = rule.min_snr_weights(scheduler, levels, config.min_snr_gamma)
+        losses = losses if weights is None else losses * weights
     return losses
 
 
@@ -112,11 +112,12 @@ def _update(parts: StepParts) -> tuple[float | None, bool]:
     return (norm if norm is not None and math.isfinite(norm) else None), skipped
 
 
-def _time_ids(parts: StepParts, samples: Sequence[Sample], step: int) -> Tensor | None:
-    if parts.components.family != "sdxl":
-        return None
+def _size_ids(parts: StepParts, samples: Sequence[Sample], step: int) -> Tensor | None:
+    family = get_family(parts.components.family)
     geometries = [
         crop_geometry(sample.size, parts.bucket_of(sample.index), parts.latents.flip(sample, step))
         for sample in samples
     ]
-    return torch.cat([time_ids_for(g.original_size, g.crop_top_left, g.target_size) for g in geometries])
+    rows = [family.size_ids(g.original_size, g.crop_top_left, g.target_size) for g in geometries]
+    told = [row for row in rows if row is not None]
+    return torch.cat(told) if told else None

@@ -20,12 +20,13 @@ from trainer.config.schema import TrainConfig
 from trainer.data.buckets import assign_buckets, worst_bucket
 from trainer.data.checks import check_images
 from trainer.data.samples import Dataset, Sample, load_dataset
-from trainer.families.load import Components, load_components
+from trainer.families.components import Components
+from trainer.families.family import get_family
+from trainer.families.load import load_components
 from trainer.loop import Buckets, total_steps, train
 from trainer.precision import dtype_of
 from trainer.session import Setup, TrainingSession
 
-RESOLUTION_FLOORS = {"sd1": 256, "sdxl": 512}
 MOST_SKIPS = 16  # the scaler begins at 2**16 and halves
 TRIAL_SAMPLING_STEPS = 2  # the peak of sampling does not depend on how many
 
@@ -52,7 +53,7 @@ class LoraWorkload:
             v_prediction=config.v_parameterization or None,
         )
         self._dataset = dataset
-        self._notes = (*notes, *_family_notes(config, self._components.family))
+        self._notes = (*notes, *get_family(self._components.family).notes(config))
 
     def job(self) -> Job:
         """The job of this config: its label, what is matched, the recipe."""
@@ -85,7 +86,7 @@ class LoraWorkload:
             network_dim=config.network_dim,
         )
         smallest = min(min(size) for size in config.resolution)
-        floor = min(RESOLUTION_FLOORS[self._components.family], smallest)
+        floor = min(get_family(self._components.family).resolution_floor, smallest)
         return Recipe(plan, config.effective_batch, 1, {"batch_size": 1, "resolution": floor, "network_dim": 4})
 
     def _description(self) -> dict[str, Any]:
@@ -177,14 +178,8 @@ def worst_encoding(setup: Setup, buckets: Mapping[int, Size]) -> list[Sample]:
 
 def architecture_of(components: Components) -> str:
     """A short digest of the models' shapes, equal for all checkpoints of one architecture."""
-    modules = (components.unet, components.vae, *components.text_encoders)
-    shapes = [tuple(p.shape) for module in modules for p in module.parameters()]
+    shapes = [tuple(p.shape) for module in components.modules for p in module.parameters()]
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
-
-
-def _family_notes(config: TrainConfig, family: str) -> list[str]:
-    idle = family == "sdxl" and config.clip_skip is not None
-    return [f"clip_skip = {config.clip_skip} has no effect: SDXL reads fixed layers of its encoders"] * idle
 
 
 def _samples(config: TrainConfig) -> bool:

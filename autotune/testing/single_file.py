@@ -41,7 +41,7 @@ def single_file_state(components: Components) -> dict[str, Tensor]:
 
 
 def _modules(components: Components) -> Iterator[tuple[nn.Module, PlaceOf]]:
-    yield components.unet, partial(layout.unet_place, config=components.unet.config)
+    yield components.denoiser, partial(layout.unet_place, config=components.denoiser.config)
     yield components.vae, partial(layout.vae_place, levels=len(components.vae.config.block_out_channels))
     prefix = layout.SD1_TEXT_PREFIX if components.family == "sd1" else layout.SDXL_TEXT_PREFIX
     yield (

@@ -7,22 +7,24 @@ are not.
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL
 from torch import Tensor, nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 from transformers.utils import logging
 
 from autotune.testing.single_file import save_single_file
 from trainer.families.architecture import Config, family_configs
-from trainer.families.load import Components, noise_scheduler
-from trainer.families.tokenizer import END, ZERO, clip_tokenizer, write_tokenizer
+from trainer.families.blank import blank_components
+from trainer.families.components import Components
+from trainer.families.family import get_family
+from trainer.families.parts import make_part
+from trainer.families.tokenizer import END, ZERO, write_tokenizer
 from trainer.families.weights import build
 
 __all__ = ["build_meta", "make_full_size", "make_tiny", "save_single_file", "tiny_configs"]
@@ -37,7 +39,8 @@ def make_tiny(folder: str | Path, family: str = "sd1", seed: int = 0) -> Path:
     configs = tiny_configs(family)
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
-        parts = {name: _make(name, config) for name, config in configs.items() if name != "scheduler"}
+        kinds = get_family(family).parts
+        parts: dict[str, Any] = {name: make_part(kind, configs[name]) for name, kind in kinds.items()}
     for name, module in parts.items():
         _write_module(folder / name, module, generator)
     _write_rest(folder, family, configs)
@@ -52,7 +55,7 @@ def make_full_size(folder: str | Path, family: str, dtype: torch.dtype, seed: in
     generator = torch.Generator().manual_seed(seed)
     for name, config in configs.items():
         if name != "scheduler":
-            module = build(partial(_make, name, config))
+            module = build(partial(make_part, get_family(family).parts[name], config))
             _take_memory(module, dtype)
             _write_module(folder / name, module, generator)
     _write_rest(folder, family, configs)
@@ -67,12 +70,7 @@ def tiny_configs(family: str) -> dict[str, Config]:
 
 def build_meta(family: str) -> Components:
     """The full-size model of `family` on the meta device: names, shapes and structure, no memory."""
-    configs = family_configs(family)
-    make = {name: build(partial(_make, name, config)) for name, config in configs.items() if name != "scheduler"}
-    encoders = tuple(module for name, module in make.items() if name.startswith("text_encoder"))
-    tokenizers = tuple(clip_tokenizer(pad) for pad in (END, ZERO)[: len(encoders)])
-    scheduler = noise_scheduler(configs["scheduler"])
-    return Components(family, make["unet"], make["vae"], encoders, tokenizers, scheduler)
+    return blank_components(family, dtype=torch.float32)
 
 
 def _write_module(folder: Path, module: Any, generator: torch.Generator) -> None:
@@ -87,7 +85,7 @@ def _write_rest(folder: Path, family: str, configs: dict[str, Config]) -> None:
     for name, pad in (("tokenizer", END), ("tokenizer_2", ZERO)):
         if name.replace("tokenizer", "text_encoder") in configs:
             write_tokenizer(folder / name, pad)
-    noise_scheduler(configs["scheduler"]).save_pretrained(folder / "scheduler")
+    get_family(family).rule.schedule(configs["scheduler"]).save_pretrained(folder / "scheduler")
     (folder / "model_index.json").write_text(json.dumps(_model_index(family), indent=2), "utf-8")
 
 
@@ -110,15 +108,6 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def _make(component: str, config: Config) -> Any:
-    if component == "unet":
-        return UNet2DConditionModel.from_config(config)
-    if component == "vae":
-        return AutoencoderKL.from_config(config)
-    kind: Callable[..., Any] = CLIPTextModelWithProjection if component == "text_encoder_2" else CLIPTextModel
-    return kind(CLIPTextConfig(**config))
 
 
 # CLIP heads are 64 wide; U-Net widths are multiples of 32 (norm groups), in SDXL of 64 (heads). The first

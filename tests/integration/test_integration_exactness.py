@@ -117,7 +117,7 @@ def test_checkpointing_recomputes_without_reentry_and_is_gone_with_the_session(
     calls = {0: 0}
     part = components.text_encoders[0].encoder.layers[0].mlp.fc1
     with open_bout(setup, plan_of(setup.config, gradient_checkpointing=True)) as bout:
-        for module in (components.unet, *components.text_encoders):
+        for module in (components.denoiser, *components.text_encoders):
             switched = [m for m in module.modules() if getattr(m, "gradient_checkpointing", False)]
             assert switched, "checkpointing is on in every trained part"
             assert {m._gradient_checkpointing_func.keywords["use_reentrant"] for m in switched} == {False}

@@ -51,7 +51,7 @@ def test_activations_and_scaler_follow_the_precision_and_lora_stays_float32(
         parts = bout.session.parts
         weight = parts.adapter.pairs[0].up
         with (
-            watched_layers(parts.components.unet) as seen,
+            watched_layers(parts.components.denoiser) as seen,
             watched_layers(parts.components.text_encoders[0]) as seen_in_text,
             gradient_hook(weight, lambda gradient: gradients.append(gradient.dtype) or gradient),
         ):
@@ -60,7 +60,7 @@ def test_activations_and_scaler_follow_the_precision_and_lora_stays_float32(
         assert parts.scaler.is_enabled() == (precision == "fp16")
         assert gradients == [torch.float32]
         assert {weight.dtype for weight in parts.adapter.parameters()} == {torch.float32}
-        assert parts.components.unet.conv_in.weight.dtype == DTYPES[precision]
+        assert parts.components.denoiser.conv_in.weight.dtype == DTYPES[precision]
 
 
 def test_an_fp16_overflow_skips_the_step_halves_the_scale_and_changes_nothing_else(

@@ -178,5 +178,5 @@ def test_a_second_run_writes_beside_the_first_and_says_so(rig_of: Callable[[str]
 
 def poisoned(setup: Setup) -> Setup:
     """The same setup with one broken weight in the base U-Net."""
-    setup.components.unet.conv_in.weight.data[0, 0, 0, 0] = torch.nan
+    setup.components.denoiser.conv_in.weight.data[0, 0, 0, 0] = torch.nan
     return setup

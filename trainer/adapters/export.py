@@ -1,4 +1,4 @@
-"""The LoRA file: kohya's tensor names, true alpha, string metadata, written atomically.
+"""The LoRA file: the family's tensor names, true alpha, string metadata, written atomically.
 
 Owns the file's layout and its metadata; knows nothing of training. Values come from the adapter as it is;
 nothing that names a machine or a user's folder enters the metadata. The layout follows kohya sd-scripts and
@@ -16,38 +16,35 @@ from torch import Tensor
 
 from autotune.files import write_atomically
 from trainer.adapters.lora import Adapter
-
-_ARCHITECTURES = {"sd1": "stable-diffusion-v1/lora", "sdxl": "stable-diffusion-xl-v1-base/lora"}
-_IMPLEMENTATIONS = {"sd1": "diffusers", "sdxl": "https://github.com/Stability-AI/generative-models"}
-_BASE_VERSIONS = {"sd1": "sd_v1", "sdxl": "sdxl_base_v1-0"}
+from trainer.families.family import get_family
 
 
 def lora_tensors(adapter: Adapter, dtype: torch.dtype) -> dict[str, Tensor]:
     """The file's tensors on the host: per module down, up (in `dtype`) and the 0-dim alpha."""
+    layout = adapter.layout
     tensors: dict[str, Tensor] = {}
     for pair in adapter.pairs:
-        tensors[f"{pair.name}.lora_down.weight"] = _stored(pair.down, dtype)
-        tensors[f"{pair.name}.lora_up.weight"] = _stored(pair.up, dtype)
-        tensors[f"{pair.name}.alpha"] = torch.tensor(float(adapter.alpha), dtype=dtype)
+        tensors[pair.name + layout.down] = _stored(pair.down, dtype)
+        tensors[pair.name + layout.up] = _stored(pair.up, dtype)
+        tensors[pair.name + layout.alpha] = torch.tensor(float(adapter.alpha), dtype=dtype)
     return tensors
 
 
 def base_metadata(adapter: Adapter, family: str, title: str, v_prediction: bool = False) -> dict[str, str]:
     """The metadata UIs read to tell family, rank and alpha; all values are strings, as the format asks."""
+    known = get_family(family)
+    prediction_type = known.rule.prediction_type or ("v" if v_prediction else "epsilon")
     return {
-        "ss_v2": "False",
-        "ss_base_model_version": _BASE_VERSIONS[family],
         "ss_network_module": "networks.lora",
         "ss_network_dim": str(adapter.rank),
         "ss_network_alpha": str(float(adapter.alpha)),
         "ss_network_args": "{}",
         "ss_output_name": title,
         "modelspec.sai_model_spec": "1.0.1",
-        "modelspec.architecture": _ARCHITECTURES[family],
-        "modelspec.implementation": _IMPLEMENTATIONS[family],
         "modelspec.title": title,
         "modelspec.date": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime()),
-        "modelspec.prediction_type": "v" if v_prediction else "epsilon",
+        "modelspec.prediction_type": prediction_type,
+        **known.lora_metadata,
     }
 
 

@@ -1,31 +1,36 @@
 """LoRA layers on a model's modules, put on and taken off by PEFT. Owns which modules and in what precision.
 
-Targets are kohya's: every linear and 1x1 convolution inside the U-Net's transformer blocks, and the attention
-and MLP linears of CLIP. The adapter's weights are float32 whatever the base's precision, since fp16 gradients
-can't be unscaled. The base modules come back untouched from `detach`.
+Targets and names are the family's. The adapter's weights are float32 whatever the base's precision, since fp16
+gradients can't be unscaled, and real even where the base is on `meta`. The base modules come back untouched from
+`detach`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from trainer.adapters.names import text_name, unet_name
-from trainer.families.load import Components
+from trainer.adapters.layout import LoraLayout
+from trainer.families.components import Components
+from trainer.families.family import get_family
+
+Part = Literal["denoiser", "text_encoder"]
+_Named = tuple[nn.Module, Part, dict[str, str]]  # a module that gets layers, and their names by path
 
 _ADAPTER = "default"
-_CLIP_LINEARS = ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 
 
 @dataclass(frozen=True)
 class LoraPair:
-    """One adapted module: its kohya name and the two float32 weights, down (r x in) and up (out x r)."""
+    """One adapted module: its name in the file, the part it belongs to, and the two float32 weights, down (r x in)
+    and up (out x r)."""
 
     name: str
+    part: Part
     down: nn.Parameter
     up: nn.Parameter
 
@@ -37,11 +42,12 @@ class Adapter:
     pairs: tuple[LoraPair, ...]
     rank: int
     alpha: float
-    hosts: tuple[nn.Module, ...]  # the modules that carry the layers: U-Net, text encoders
+    hosts: tuple[nn.Module, ...]  # the modules that carry the layers: denoiser, text encoders
+    layout: LoraLayout
 
-    def parameters(self, prefix: str = "lora_") -> list[nn.Parameter]:
-        """Trainable weights of the pairs whose name starts with `prefix` (`lora_unet_`, `lora_te`)."""
-        return [weight for pair in self.pairs if pair.name.startswith(prefix) for weight in (pair.down, pair.up)]
+    def parameters(self, part: Part | None = None) -> list[nn.Parameter]:
+        """Trainable weights of `part`, or of all."""
+        return [weight for pair in self.pairs if part in (None, pair.part) for weight in (pair.down, pair.up)]
 
     def detach(self) -> None:
         """Take the layers off again; the base modules are what they were before."""
@@ -54,55 +60,36 @@ class Adapter:
 
 
 def attach(
-    components: Components, *, rank: int, alpha: float, unet: bool, text_encoders: bool, seed: int
+    components: Components, *, rank: int, alpha: float, denoiser: bool, text_encoders: bool, seed: int
 ) -> Adapter:
-    """Put LoRA layers of `rank` on the U-Net and/or the text encoders of `components`.
+    """Put LoRA layers of `rank` on the denoiser and/or the text encoders of `components`.
 
     The base is frozen. Down weights are drawn from `seed` (Kaiming uniform), up weights are zero, so the
     adapted model starts equal to the base. The global random state stays as it was.
     """
-    named: list[tuple[nn.Module, list[str], dict[str, str]]] = []
-    if unet:
-        paths = unet_targets(components.unet)
-        layers = components.unet.config.layers_per_block
-        names = {path: unet_name(components.family, path, layers) for path in paths}
-        named.append((components.unet, paths, names))
+    family = get_family(components.family)
+    named: list[_Named] = []
+    if denoiser:
+        paths = family.denoiser_targets(components.denoiser)
+        names = {path: family.denoiser_lora_name(components.denoiser, path) for path in paths}
+        named.append((components.denoiser, "denoiser", names))
     if text_encoders:
-        for index, encoder in enumerate(components.text_encoders):
-            paths = text_targets(encoder)
-            named.append((encoder, paths, {p: text_name(components.family, index, p) for p in paths}))
-    for module in (components.unet, components.vae, *components.text_encoders):
+        for number, encoder in enumerate(components.text_encoders):
+            names = {path: family.text_lora_name(number, path) for path in family.text_targets(encoder)}
+            if names:
+                named.append((encoder, "text_encoder", names))
+    for module in components.modules:
         module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        for host, paths, _ in named:
-            _inject(host, paths, rank, alpha)
+        for host, _, names in named:
+            _inject(host, list(names), rank, alpha)
     pairs = [
-        LoraPair(names[path], layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight)
-        for host, _, names in named
+        LoraPair(names[path], part, layer.lora_A[_ADAPTER].weight, layer.lora_B[_ADAPTER].weight)
+        for host, part, names in named
         for path, layer in _lora_layers(host)
     ]
-    return Adapter(tuple(pairs), rank, alpha, tuple(host for host, _, _ in named))
-
-
-def unet_targets(unet: nn.Module) -> list[str]:
-    """Paths of the linears and 1x1 convolutions in the transformer blocks (192 in SD 1.5, 722 in SDXL)."""
-    return [
-        f"{outer}.{inner}"
-        for outer, block in unet.named_modules()
-        if isinstance(block, Transformer2DModel)
-        for inner, module in block.named_modules()
-        if _is_target(module)
-    ]
-
-
-def text_targets(encoder: nn.Module) -> list[str]:
-    """Paths of the attention and MLP linears of a CLIP text encoder (72 in CLIP-L, 192 in bigG)."""
-    return [
-        path
-        for path, module in encoder.named_modules()
-        if isinstance(module, nn.Linear) and path.rpartition(".")[2] in _CLIP_LINEARS
-    ]
+    return Adapter(tuple(pairs), rank, alpha, tuple(host for host, _, _ in named), family.lora_layout)
 
 
 def largest_change(adapter: Adapter) -> float:
@@ -111,16 +98,14 @@ def largest_change(adapter: Adapter) -> float:
     return float(torch.stack(peaks).max()) if peaks else 0.0
 
 
-def _is_target(module: nn.Module) -> bool:
-    if isinstance(module, nn.Conv2d):
-        return module.kernel_size == (1, 1)
-    return isinstance(module, nn.Linear)
-
-
 def _inject(host: nn.Module, paths: list[str], rank: int, alpha: float) -> None:
     settings = LoraConfig(r=rank, lora_alpha=alpha, target_modules=paths, bias="none")
     inject_adapter_in_model(settings, host, adapter_name=_ADAPTER)
     for _, layer in _lora_layers(host):
+        if layer.lora_A[_ADAPTER].weight.is_meta:  # PEFT makes them where the base is
+            layer.lora_A.to_empty(device="cpu")
+            layer.lora_B.to_empty(device="cpu")
+            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
         layer.lora_A.float()
         layer.lora_B.float()
         layer.lora_A.requires_grad_(True)

@@ -17,15 +17,18 @@ _RESNET = {
 }
 
 
-def unet_name(family: str, path: str, layers_per_block: int = 2) -> str:
+def plain_unet_name(path: str) -> str:
     """The LoRA name of the U-Net module at `path` (diffusers' naming): `lora_unet_...`."""
-    original = sgm_path(path, layers_per_block) if family == "sdxl" else path
-    return "lora_unet_" + original.replace(".", "_")
+    return "lora_unet_" + path.replace(".", "_")
 
 
-def text_name(family: str, encoder: int, path: str) -> str:
-    """The LoRA name of the module at `path` in text encoder number `encoder` (0 or 1)."""
-    prefix = f"lora_te{encoder + 1}" if family == "sdxl" else "lora_te"
+def sgm_unet_name(path: str, layers_per_block: int = 2) -> str:
+    """The LoRA name of the SDXL U-Net module at `path` (diffusers' naming)."""
+    return plain_unet_name(sgm_path(path, layers_per_block))
+
+
+def text_name(prefix: str, path: str) -> str:
+    """The LoRA name of the module at `path` in a CLIP text encoder whose names start with `prefix`."""
     return f"{prefix}_text_model_{path.removeprefix('text_model.').replace('.', '_')}"
 
 

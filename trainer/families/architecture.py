@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import ModelError
+from trainer.families.family import get_family
 from trainer.families.header import Shape
 
 Shapes = Mapping[str, Shape]
@@ -28,11 +30,21 @@ _SD1_HEADS = 8  # at every width
 _HEAD_WIDTH = 64  # of SDXL's U-Net and of every CLIP text encoder
 
 
-def family_configs(family: str) -> dict[str, Config]:
-    """The full-size configs of `family` (`sd1`, `sdxl`) by component: unet, vae, text_encoder(_2),
-    scheduler."""
-    configs: dict[str, Config] = json.loads(_family_text(family))
-    return configs
+def family_configs(family: str, variant: str | None = None) -> dict[str, Config]:
+    """The full-size configs of a published `variant` of `family` by component, as a diffusers folder names them
+    (unet or transformer, vae, text_encoder..., scheduler); the family's first variant by default.
+
+    An asset names a text encoder that families share, and holds what each variant has of its own. Raises
+    ModelError for an unknown variant.
+    """
+    configs = json.loads(_asset_text(family))
+    variants = configs.pop("variants", {})
+    if variant is not None and variant not in get_family(family).variants:
+        known = ", ".join(get_family(family).variants)
+        raise ModelError(f"{family} has no variant {variant!r}.", f"Known: {known}.")
+    for name, own in variants.get(variant or get_family(family).variants[0], {}).items():
+        configs[name] = _figures(configs[name]) | own
+    return {name: _figures(config) for name, config in configs.items()}
 
 
 def unet_config(family: str, shapes: Shapes, pooled_width: int = 0) -> Config:
@@ -104,9 +116,17 @@ def open_clip_config(shapes: Shapes) -> Config:
     }
 
 
+def _figures(config: Config | str) -> Config:
+    """`config` itself, or the shared encoder that it names."""
+    if isinstance(config, dict):
+        return config
+    shared: Config = json.loads(_asset_text("encoders"))[config]
+    return shared
+
+
 @cache
-def _family_text(family: str) -> str:
-    return (ASSETS / f"{family}.json").read_text("utf-8")
+def _asset_text(name: str) -> str:
+    return (ASSETS / f"{name}.json").read_text("utf-8")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A picture from a prompt with the very modules in training. Owns the sampling loop and the modules' turns.
 
-No second pipeline is loaded: text encoders, U-Net and VAE take turns on the device, one at a time, so that
+No second pipeline is loaded: text encoders, denoiser and VAE take turns on the device, one at a time, so that
 sampling needs less memory than training. It must leave no trace: modules, modes and random state end as
 they were.
 """
@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from diffusers import DDIMScheduler
 from PIL import Image
 from torch import Tensor, nn
 
 from autotune.device.session import DeviceSession
 from autotune.errors import ConfigError
 from autotune.ladder.plan import Size
-from trainer.families.denoise import predict_noise, time_ids_for
-from trainer.families.load import Components
-from trainer.families.text import Conditioning, encode_prompts
+from trainer.families.components import Components
+from trainer.families.conditioning import Conditioning
+from trainer.families.denoise import predict_noise
+from trainer.families.family import get_family
+from trainer.families.text import encode_prompts
 from trainer.families.vae import decode_latents
-
-GUIDANCE = 7.5
 
 
 def sample_image(
@@ -36,17 +35,19 @@ def sample_image(
     resident: Sequence[nn.Module] = (),
     negative_prompt: str = "",
     clip_skip: int | None = None,
-    guidance: float = GUIDANCE,
+    guidance: float | None = None,
     check: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Image.Image:
-    """A picture of `size` (width, height; multiples of 8) after `steps` DDIM steps; equal seeds give equal
-    noise.
+    """A picture of `size` (width, height; multiples of the family's step) after `steps` steps; equal seeds give
+    equal noise. `guidance` is the family's usual unless given; at 1 nothing is guided.
 
     Called inside the device's scope. `resident` are the modules that are on the device now: they step aside
     for each other's turn and are back at the end. Errors as `decode_latents`, and torch.OutOfMemoryError.
     """
-    _check(size, steps)
+    family = get_family(components.family)
+    guidance = family.guidance if guidance is None else guidance
+    _check(size, steps, family.size_step)
     # Painting is a function of its own: what it made must be gone when the resident models come back.
     with torch.no_grad(), _left_as_found(components, device, resident):
         return _paint(
@@ -54,10 +55,10 @@ def sample_image(
         )
 
 
-def _check(size: Size, steps: int) -> None:
-    if any(side % 8 or side < 64 for side in size):
+def _check(size: Size, steps: int, step_pixels: int) -> None:
+    if any(side % step_pixels or side < 64 for side in size):
         raise ConfigError(
-            f"a sample of {size[0]}x{size[1]} pixels can't be made.", "Use multiples of 8 from 64 on."
+            f"a sample of {size[0]}x{size[1]} pixels can't be made.", f"Use multiples of {step_pixels} from 64 on."
         )
     if not 1 <= steps <= 999:
         raise ConfigError(f"sample_steps {steps} is outside 1..999.", "Use about 20.")
@@ -98,11 +99,12 @@ def _paint(
     progress: Callable[[int, int], None],
 ) -> Image.Image:
     with _turn(device, *components.text_encoders):
-        wanted, unwanted = (encode_prompts(components, [prompt], clip_skip) for prompt in prompts)
-    with _turn(device, components.unet):
-        latents = _denoise(components, wanted, unwanted, size, steps, seed, device, guidance, progress)
+        used = prompts if guidance != 1 else prompts[:1]
+        told = [encode_prompts(components, [prompt], clip_skip) for prompt in used]
+    with _turn(device, components.denoiser):
+        latents = _denoise(components, told, size, steps, seed, device, guidance, progress)
     with _turn(device, components.vae):
-        pixels = decode_latents(components.vae, latents, check=check)
+        pixels = decode_latents(components.vae, latents, codec=get_family(components.family).codec, check=check)
     return _to_image(device, pixels)
 
 
@@ -120,8 +122,7 @@ def _turn(device: DeviceSession, *modules: nn.Module) -> Iterator[None]:
 
 def _denoise(
     components: Components,
-    wanted: Conditioning,
-    unwanted: Conditioning,
+    told: Sequence[Conditioning],
     size: Size,
     steps: int,
     seed: int,
@@ -129,45 +130,29 @@ def _denoise(
     guidance: float,
     progress: Callable[[int, int], None],
 ) -> Tensor:
+    family = get_family(components.family)
     with device.host():
-        scheduler = _sampler(components, steps)
-    latents, time_ids = _start(components, size, seed, device)
-    for done, timestep in enumerate(scheduler.timesteps, 1):
-        batch_timestep = device.place(timestep.reshape(1))
+        sampler = family.rule.sampler(components.scheduler, steps)
+    latents, size_ids = _start(components, size, seed, device)
+    for number, level in enumerate(sampler.levels):
+        batch_level = device.place(level.reshape(1))
         # One after the other, not as a batch of two: half the activations, for sampling must not be what
         # runs out of memory.
-        kept = predict_noise(components, latents, batch_timestep, wanted, time_ids).float()
-        dropped = predict_noise(components, latents, batch_timestep, unwanted, time_ids).float()
-        guided = dropped + guidance * (kept - dropped)
-        latents = scheduler.step(guided, int(timestep), latents, return_dict=False)[0]
-        progress(done, steps)
+        wanted, *unwanted = (predict_noise(components, latents, batch_level, c, size_ids).float() for c in told)
+        guided = unwanted[0] + guidance * (wanted - unwanted[0]) if unwanted else wanted
+        latents = sampler.step(number, guided, latents)
+        progress(number + 1, steps)
     return latents
 
 
 def _start(components: Components, size: Size, seed: int, device: DeviceSession) -> tuple[Tensor, Tensor | None]:
-    """The first latents, pure noise from the seed, and SDXL's time ids of an uncropped picture."""
-    channels = components.unet.config.in_channels
+    """The first latents, pure noise from the seed, and the size numbers of an uncropped picture."""
+    family = get_family(components.family)
     with device.host():
         generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn((1, channels, size[1] // 8, size[0] // 8), generator=generator)
-        time_ids = time_ids_for(size, (0, 0), size) if components.family == "sdxl" else None
-    return device.place(noise), None if time_ids is None else device.place(time_ids)
-
-
-def _sampler(components: Components, steps: int) -> DDIMScheduler:
-    """DDIM on the training schedule. A schedule of zero terminal SNR must start at its last step
-    (arXiv:2305.08891)."""
-    config = components.scheduler.config
-    zero_snr = bool(config.get("rescale_betas_zero_snr"))
-    scheduler = DDIMScheduler.from_config(
-        config,
-        clip_sample=False,
-        set_alpha_to_one=False,
-        steps_offset=1,
-        timestep_spacing="trailing" if zero_snr else "leading",
-    )
-    scheduler.set_timesteps(steps)
-    return scheduler
+        noise = torch.randn((1, *family.latent_shape(components, size)), generator=generator)
+        size_ids = family.size_ids(size, (0, 0), size)
+    return device.place(noise), None if size_ids is None else device.place(size_ids)
 
 
 def _to_image(device: DeviceSession, pixels: Tensor) -> Image.Image:

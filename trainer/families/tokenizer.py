@@ -48,6 +48,11 @@ def load_tokenizer(folder: Path, pad_token: str = END) -> CLIPTokenizer:
     return _checked(tokenizer, folder)
 
 
+def clip_tokenizer_of(folder: Path | None, name: str, pad_token: str = END) -> CLIPTokenizer:
+    """The tokenizer `name` of the diffusers `folder`, or the shipped one without a folder."""
+    return clip_tokenizer(pad_token) if folder is None else load_tokenizer(folder / name, pad_token)
+
+
 def write_tokenizer(folder: Path, pad_token: str = END) -> None:
     """Write the shipped tokenizer's files into `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)

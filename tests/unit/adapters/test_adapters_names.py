@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.testing.tiny import build_meta
-from trainer.adapters.lora import text_targets, unet_targets
-from trainer.adapters.names import sgm_path, text_name, unet_name
+from trainer.adapters.names import sgm_path, text_name
+from trainer.families.family import get_family
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLIP_PARTS = ("mlp_fc1", "mlp_fc2", *(f"self_attn_{p}_proj" for p in ("k", "out", "q", "v")))
@@ -21,7 +21,8 @@ def test_unet_names_equal_the_golden_list_of_the_full_size_model(full_size):
     # The lists were printed by kohya sd-scripts' own LoRANetwork on its own U-Nets (February 2026).
     file = {"sd1": "lora_unet_names_sd15.txt", "sdxl": "lora_unet_names_sdxl.txt"}[full_size.family]
     golden = (GOLDEN / file).read_text().split()
-    names = [unet_name(full_size.family, path) for path in unet_targets(full_size.unet)]
+    family, denoiser = get_family(full_size.family), full_size.denoiser
+    names = [family.denoiser_lora_name(denoiser, path) for path in family.denoiser_targets(denoiser)]
     assert len(golden) == {"sd1": 192, "sdxl": 722}[full_size.family]
     assert sorted(names) == golden
 
@@ -30,14 +31,15 @@ def test_text_encoder_names_are_those_the_uis_match(full_size):
     prefixes = {"sd1": [("lora_te", 12)], "sdxl": [("lora_te1", 12), ("lora_te2", 32)]}[full_size.family]
     for number, (encoder, (prefix, layers)) in enumerate(zip(full_size.text_encoders, prefixes, strict=True)):
         expected = {f"{prefix}_text_model_encoder_layers_{i}_{p}" for i in range(layers) for p in CLIP_PARTS}
-        names = [text_name(full_size.family, number, path) for path in text_targets(encoder)]
+        family = get_family(full_size.family)
+        names = [family.text_lora_name(number, path) for path in family.text_targets(encoder)]
         assert len(names) == len(set(names)) == 6 * layers
         assert set(names) == expected
 
 
 def test_text_names_do_not_depend_on_how_transformers_nests_the_encoder():
-    nested = text_name("sd1", 0, "text_model.encoder.layers.0.mlp.fc1")
-    assert nested == text_name("sd1", 0, "encoder.layers.0.mlp.fc1")
+    nested = text_name("lora_te", "text_model.encoder.layers.0.mlp.fc1")
+    assert nested == text_name("lora_te", "encoder.layers.0.mlp.fc1")
 
 
 @pytest.mark.parametrize(

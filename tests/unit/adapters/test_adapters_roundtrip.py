@@ -29,7 +29,7 @@ def tiny(request, tmp_path_factory):
 def trained(base, *, text_encoders):
     """The base with an adapter whose up weights are no longer zero, as after training."""
     components = load_components(base, torch.float32)
-    adapter = attach(components, rank=4, alpha=2.0, unet=True, text_encoders=text_encoders, seed=7)
+    adapter = attach(components, rank=4, alpha=2.0, denoiser=True, text_encoders=text_encoders, seed=7)
     generator = torch.Generator().manual_seed(1)
     for pair in adapter.pairs:
         pair.up.data.normal_(0, 0.05, generator=generator)
@@ -54,7 +54,7 @@ def test_diffusers_reloads_the_file_with_equal_outputs(tiny, base, text_encoders
     components, adapter = trained(bases[base], text_encoders=text_encoders)
     with torch.no_grad():
         conditioning = encode_prompts(components, ["a photo of a cat"])
-    expected = outputs(components.unet, conditioning)
+    expected = outputs(components.denoiser, conditioning)
     path = tmp_path / "lora.safetensors"
     save_lora(path, lora_tensors(adapter, torch.float32), base_metadata(adapter, family, "lora"))
 
@@ -81,15 +81,15 @@ def test_diffusers_reloads_the_file_with_equal_outputs(tiny, base, text_encoders
 def test_detaching_gives_the_base_model_back(tiny):
     _, bases = tiny
     components = load_components(bases["folder"], torch.float32)
-    names = [name for name, _ in components.unet.named_parameters()]
+    names = [name for name, _ in components.denoiser.named_parameters()]
     with torch.no_grad():
         conditioning = encode_prompts(components, ["a cat"])
-    before = outputs(components.unet, conditioning)
-    adapter = attach(components, rank=4, alpha=4.0, unet=True, text_encoders=True, seed=0)
+    before = outputs(components.denoiser, conditioning)
+    adapter = attach(components, rank=4, alpha=4.0, denoiser=True, text_encoders=True, seed=0)
     adapter.pairs[0].up.data.fill_(1.0)
     adapter.detach()
-    assert [name for name, _ in components.unet.named_parameters()] == names
-    assert torch.equal(outputs(components.unet, conditioning), before)
+    assert [name for name, _ in components.denoiser.named_parameters()] == names
+    assert torch.equal(outputs(components.denoiser, conditioning), before)
 
 
 def test_a_new_adapter_changes_nothing_until_trained_and_leaves_the_random_state(tiny):
@@ -97,7 +97,7 @@ def test_a_new_adapter_changes_nothing_until_trained_and_leaves_the_random_state
     components = load_components(bases["folder"], torch.float32)
     torch.manual_seed(5)
     state = torch.get_rng_state()
-    adapter = attach(components, rank=2, alpha=1.0, unet=True, text_encoders=False, seed=0)
+    adapter = attach(components, rank=2, alpha=1.0, denoiser=True, text_encoders=False, seed=0)
     assert torch.equal(torch.get_rng_state(), state)
     assert largest_change(adapter) == 0.0
 
@@ -105,7 +105,7 @@ def test_a_new_adapter_changes_nothing_until_trained_and_leaves_the_random_state
 def test_the_adapter_is_float32_on_a_half_precision_base(tiny):
     _, bases = tiny
     components = load_components(bases["folder"], torch.float16)
-    adapter = attach(components, rank=2, alpha=1.0, unet=True, text_encoders=True, seed=0)
+    adapter = attach(components, rank=2, alpha=1.0, denoiser=True, text_encoders=True, seed=0)
     assert {weight.dtype for weight in adapter.parameters()} == {torch.float32}
     assert all(weight.requires_grad for weight in adapter.parameters())
     trainable = {id(p) for host in adapter.hosts for p in host.parameters() if p.requires_grad}

@@ -11,7 +11,7 @@ from PIL import Image
 
 from trainer.data.images import CropGeometry, crop_geometry, load_pixels, read_rgb, read_size
 from trainer.data.samples import Sample
-from trainer.families.denoise import time_ids_for
+from trainer.families.sd import SDXL
 
 Draw = Callable[..., Path]
 SIDES = st.integers(1, 3000)
@@ -43,7 +43,7 @@ def test_the_resized_picture_covers_the_bucket_and_the_crop_lies_inside(
 def test_time_ids_are_in_the_order_sdxl_was_trained_with() -> None:
     fitted = crop_geometry((1000, 500), (512, 512))
     assert fitted == CropGeometry((1000, 500), (1024, 512), (0, 256), (512, 512))
-    ids = time_ids_for(fitted.original_size, fitted.crop_top_left, (512, 640))
+    ids = SDXL.size_ids(fitted.original_size, fitted.crop_top_left, (512, 640))
     assert ids.tolist() == [[500, 1000, 0, 256, 640, 512]]
 
 

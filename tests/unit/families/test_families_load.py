@@ -27,8 +27,9 @@ from trainer.families.architecture import (
     unet_config,
     vae_config,
 )
-from trainer.families.denoise import predict_noise, time_ids_for
-from trainer.families.load import Components, load_components, noise_scheduler
+from trainer.families.denoise import predict_noise
+from trainer.families.load import Components, load_components
+from trainer.families.sd import SD1, SDXL
 from trainer.families.text import encode_prompts
 from trainer.families.vae import decode_latents
 
@@ -45,7 +46,7 @@ def _assert_equal(one: nn.Module, other: nn.Module) -> None:
 def _outputs(components: Components) -> tuple[Tensor, ...]:
     latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
     told = encode_prompts(components, ["a photo of a cat"])
-    time_ids = time_ids_for((64, 64), (0, 0), (64, 64))
+    time_ids = SDXL.size_ids((64, 64), (0, 0), (64, 64))
     predicted = predict_noise(components, latents, torch.tensor([500]), told, time_ids)
     return told.hidden, predicted, decode_latents(components.vae, latents)
 
@@ -72,7 +73,7 @@ def test_single_file_layout_agrees_with_diffusers_own_conversion(
     tiny_files: Mapping[str, Path], tiny_components: Mapping[str, Components], family: str
 ) -> None:
     state, expected = load_file(tiny_files[family]), tiny_components[family]
-    unet = oracle.convert_ldm_unet_checkpoint(dict(state), dict(expected.unet.config))
+    unet = oracle.convert_ldm_unet_checkpoint(dict(state), dict(expected.denoiser.config))
     vae = oracle.convert_ldm_vae_checkpoint(dict(state), dict(expected.vae.config))
     texts = [oracle.convert_ldm_clip_checkpoint(dict(state))]
     if family == "sdxl":
@@ -257,7 +258,7 @@ def test_folder_of_bin_files_and_shards_loads_alike(
     index = {"weight_map": {name: file for file, part in halves.items() for name in part}}
     (folder / "unet" / "diffusion_pytorch_model.bin.index.json").write_text(json.dumps(index))
     weights.unlink()
-    _assert_equal(load_components(folder, torch.float32).unet, tiny_components["sd1"].unet)
+    _assert_equal(load_components(folder, torch.float32).denoiser, tiny_components["sd1"].denoiser)
 
 
 @both
@@ -266,7 +267,7 @@ def test_precision_is_as_asked_and_the_sdxl_vae_stays_in_float32(
 ) -> None:
     loaded = load_components(tiny_files[family], torch.float16)
     vae_dtype = torch.float32 if family == "sdxl" else torch.float16
-    assert {p.dtype for m in (loaded.unet, *loaded.text_encoders) for p in m.parameters()} == {torch.float16}
+    assert {p.dtype for m in (loaded.denoiser, *loaded.text_encoders) for p in m.parameters()} == {torch.float16}
     assert {p.dtype for p in loaded.vae.parameters()} == {vae_dtype}
 
 
@@ -309,18 +310,18 @@ def test_scheduler_is_stable_diffusions_unless_the_model_says_otherwise(
 
 def test_scheduler_of_a_folder_is_read_whatever_its_kind() -> None:
     pndm = {"_class_name": "PNDMScheduler", "prediction_type": "v_prediction", "skip_prk_steps": True}
-    assert noise_scheduler(pndm).config.prediction_type == "v_prediction"
+    assert SD1.rule.schedule(pndm).config.prediction_type == "v_prediction"
 
 
 def test_loaded_weights_do_not_depend_on_the_file_any_more(tiny_files: Mapping[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copy(tiny_files["sd1"], tmp_path / "m.safetensors"))
     loaded = load_components(path, torch.float32)
-    before = loaded.unet.conv_in.weight.clone()
+    before = loaded.denoiser.conv_in.weight.clone()
     path.write_bytes(bytes(path.stat().st_size))
-    assert torch.equal(loaded.unet.conv_in.weight, before)
+    assert torch.equal(loaded.denoiser.conv_in.weight, before)
 
 
 def test_places_in_a_single_file_never_collide(full_size: Mapping[str, Components]) -> None:
-    unet = full_size["sdxl"].unet
+    unet = full_size["sdxl"].denoiser
     places = list(map(partial(layout.unet_place, config=unet.config), unet.state_dict()))
     assert len(set(places)) == len(places)

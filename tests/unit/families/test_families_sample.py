@@ -13,9 +13,10 @@ from torch import nn
 from autotune.device.session import DeviceSession
 from autotune.device.virtual import VirtualSession
 from autotune.errors import ConfigError, ModelError
-from trainer.families.denoise import predict_noise, time_ids_for, training_target
-from trainer.families.load import Components, noise_scheduler
+from trainer.families.denoise import predict_noise
+from trainer.families.load import Components
 from trainer.families.sample import sample_image
+from trainer.families.sd import SD1, SDXL
 from trainer.families.text import encode_prompts
 
 both = pytest.mark.parametrize("family", ["sd1", "sdxl"])
@@ -59,7 +60,7 @@ def test_picture_equals_the_pipelines_own(tiny_components: Mapping[str, Componen
     scheduler = DDIMScheduler.from_config(
         components.scheduler.config, clip_sample=False, set_alpha_to_one=False, steps_offset=1
     )
-    shared = {"unet": components.unet, "vae": components.vae, "scheduler": scheduler}
+    shared = {"unet": components.denoiser, "vae": components.vae, "scheduler": scheduler}
     texts = dict(zip(("text_encoder", "text_encoder_2"), components.text_encoders, strict=False))
     texts |= dict(zip(("tokenizer", "tokenizer_2"), components.tokenizers, strict=False))
     if family == "sd1":
@@ -83,10 +84,10 @@ def test_cached_memory_of_training_and_of_sampling_is_never_reserved_at_once(
     tiny_components: Mapping[str, Components],
 ) -> None:
     components = tiny_components["sd1"]
-    device = RecordingDevice(components.unet)
-    _sample(components, device, resident=[components.unet])
+    device = RecordingDevice(components.denoiser)
+    _sample(components, device, resident=[components.denoiser])
     assert device.held_when_emptied == [[], []]  # with training off the device, and again before it is back
-    assert device.held == [components.unet]
+    assert device.held == [components.denoiser]
 
 
 @both
@@ -104,7 +105,7 @@ def test_equal_seeds_give_equal_pictures_and_random_state_is_untouched(
 
 def test_modules_take_turns_and_end_where_they_were(tiny_components: Mapping[str, Components]) -> None:
     components = tiny_components["sdxl"]
-    residents = [components.unet, *components.text_encoders]
+    residents = [components.denoiser, *components.text_encoders]
     device = RecordingDevice(*residents)
     _sample(components, device, resident=residents)
     turns = [("CLIPTextModel",), ("CLIPTextModel", "CLIPTextModelWithProjection")]
@@ -114,41 +115,41 @@ def test_modules_take_turns_and_end_where_they_were(tiny_components: Mapping[str
 
 def test_modules_end_where_they_were_after_a_failure(tiny_components: Mapping[str, Components]) -> None:
     components = tiny_components["sd1"]
-    device = RecordingDevice(components.unet)
+    device = RecordingDevice(components.denoiser)
 
     def fail(done: int, total: int) -> None:
         raise torch.OutOfMemoryError(f"at {done} of {total}")
 
-    components.unet.train()
+    components.denoiser.train()
     with pytest.raises(torch.OutOfMemoryError, match="at 1 of 4"):
-        _sample(components, device, resident=[components.unet], progress=fail)
-    assert device.held == [components.unet]
-    assert components.unet.training
-    components.unet.eval()
+        _sample(components, device, resident=[components.denoiser], progress=fail)
+    assert device.held == [components.denoiser]
+    assert components.denoiser.training
+    components.denoiser.eval()
 
 
 def test_each_part_keeps_its_own_mode(tiny_components: Mapping[str, Components]) -> None:
     components = tiny_components["sd1"]
-    components.unet.train()
-    components.unet.mid_block.eval()
+    components.denoiser.train()
+    components.denoiser.mid_block.eval()
     _sample(components)
-    assert components.unet.training
-    assert not components.unet.mid_block.training
+    assert components.denoiser.training
+    assert not components.denoiser.mid_block.training
     assert not components.vae.training
-    components.unet.eval()
+    components.denoiser.eval()
 
 
 def test_sampling_gives_back_the_device_memory_it_took(tiny_components: Mapping[str, Components]) -> None:
     components = tiny_components["sdxl"]
     device = VirtualSession(1 << 30)
     with device.scope():
-        device.place(components.unet)
+        device.place(components.denoiser)
         before = device.statistics()["allocated_bytes.all.current"]
         with torch.autocast("cpu", torch.bfloat16):
-            picture = _sample(components, device, resident=[components.unet])
+            picture = _sample(components, device, resident=[components.denoiser])
         del picture
         assert device.statistics()["allocated_bytes.all.current"] == before
-        device.evict(components.unet)
+        device.evict(components.denoiser)
         assert device.statistics()["allocated_bytes.all.current"] == 0
 
 
@@ -164,26 +165,26 @@ def test_v_prediction_with_zero_terminal_snr_gives_a_finite_picture(
     tiny_components: Mapping[str, Components],
 ) -> None:
     base = tiny_components["sdxl"]
-    scheduler = noise_scheduler({"prediction_type": "v_prediction", "rescale_betas_zero_snr": True})
-    components = Components(base.family, base.unet, base.vae, base.text_encoders, base.tokenizers, scheduler)
+    scheduler = SD1.rule.schedule({"prediction_type": "v_prediction", "rescale_betas_zero_snr": True})
+    components = Components(base.family, base.denoiser, base.vae, base.text_encoders, base.tokenizers, scheduler)
     assert len(set(_sample(components).tobytes())) > 10  # decoding checks that pixels are finite
 
 
 def test_time_ids_are_height_first() -> None:
-    ids = time_ids_for((640, 480), (16, 32), (512, 384))
+    ids = SDXL.size_ids((640, 480), (16, 32), (512, 384))
     assert ids.tolist() == [[480, 640, 16, 32, 384, 512]]
     assert ids.dtype == torch.float32
 
 
 def test_target_is_noise_or_velocity() -> None:
     latents, noise, steps = torch.randn(2, 4, 8, 8), torch.randn(2, 4, 8, 8), torch.tensor([10, 900])
-    assert training_target(noise_scheduler({}), latents, noise, steps) is noise
-    velocity = noise_scheduler({"prediction_type": "v_prediction"})
+    assert SD1.rule.target(SD1.rule.schedule({}), latents, noise, steps) is noise
+    velocity = SD1.rule.schedule({"prediction_type": "v_prediction"})
     kept = velocity.alphas_cumprod[steps].reshape(2, 1, 1, 1)
     expected = kept.sqrt() * noise - (1 - kept).sqrt() * latents
-    torch.testing.assert_close(training_target(velocity, latents, noise, steps), expected)
+    torch.testing.assert_close(SD1.rule.target(velocity, latents, noise, steps), expected)
     with pytest.raises(ModelError, match="predicts 'sample'"):
-        training_target(noise_scheduler({"prediction_type": "sample"}), latents, noise, steps)
+        SD1.rule.target(SD1.rule.schedule({"prediction_type": "sample"}), latents, noise, steps)
 
 
 @torch.no_grad()
@@ -193,7 +194,7 @@ def test_sdxl_prediction_depends_on_pooled_text_and_time_ids(
     components = tiny_components["sdxl"]
     cat, dog = (encode_prompts(components, [caption]) for caption in ("a cat", "a dog"))
     latents, step = torch.randn(1, 4, 8, 8), torch.tensor([500])
-    ids = time_ids_for((64, 64), (0, 0), (64, 64))
+    ids = SDXL.size_ids((64, 64), (0, 0), (64, 64))
     plain = predict_noise(components, latents, step, cat, ids)
     mixed = type(cat)(cat.hidden, dog.pooled)
     assert not torch.equal(plain, predict_noise(components, latents, step, mixed, ids))

@@ -8,8 +8,9 @@ import torch
 
 from autotune.device.virtual import VirtualSession
 from autotune.testing.tiny import make_tiny
-from trainer.families.denoise import predict_noise, time_ids_for
+from trainer.families.denoise import predict_noise
 from trainer.families.load import Components, load_components
+from trainer.families.sd import SDXL
 from trainer.families.text import encode_prompts
 from trainer.families.vae import decode_latents, encode_latents
 
@@ -43,7 +44,7 @@ def test_activations_are_near_one_in_every_precision(
     generator = torch.Generator().manual_seed(0)
     latents = torch.randn(1, 4, 16, 16, generator=generator)
     told = encode_prompts(components, ["a photo of a cat"])
-    ids = time_ids_for((128, 128), (0, 0), (128, 128))
+    ids = SDXL.size_ids((128, 128), (0, 0), (128, 128))
     predicted = predict_noise(components, latents, torch.tensor([500]), told, ids)
     pixels = torch.rand(1, 3, 128, 128, generator=generator) * 2 - 1
     encoded = encode_latents(components.vae, pixels, [generator])
@@ -67,16 +68,16 @@ def test_the_vae_needs_less_memory_than_a_checkpointed_step_of_the_unet(
         vae_peak = device.statistics()["allocated_bytes.all.peak"]
         device.evict(components.vae)
         device.reset_peak()
-        device.place(components.unet)
+        device.place(components.denoiser)
         _step(components, latents)
         unet_peak = device.statistics()["allocated_bytes.all.peak"]
     assert vae_peak < 0.6 * unet_peak
 
 
 def _step(components: Components, latents: torch.Tensor) -> None:
-    components.unet.train().enable_gradient_checkpointing()
+    components.denoiser.train().enable_gradient_checkpointing()
     with torch.no_grad():
         told = encode_prompts(components, ["a photo of a cat"])
-    ids = time_ids_for((256, 256), (0, 0), (256, 256))
+    ids = SDXL.size_ids((256, 256), (0, 0), (256, 256))
     predicted = predict_noise(components, latents.requires_grad_(True), torch.tensor([500]), told, ids)
     predicted.square().mean().backward()

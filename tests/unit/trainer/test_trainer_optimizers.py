@@ -7,7 +7,8 @@ import torch
 from bitsandbytes.optim import AdamW8bit
 from torch import nn
 
-from trainer.adapters.lora import Adapter, LoraPair
+from trainer.adapters.layout import KOHYA
+from trainer.adapters.lora import Adapter, LoraPair, Part
 from trainer.config.schema import TrainConfig
 from trainer.optimizers import build_optimizer, build_schedule, parameter_groups
 
@@ -16,12 +17,15 @@ def config_with(**settings: Any) -> TrainConfig:
     return TrainConfig(pretrained_model_name_or_path="base", train_data_dir="photos", **settings)
 
 
-def adapter_of(*names: str) -> Adapter:
-    pairs = (LoraPair(name, nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3, 2))) for name in names)
-    return Adapter(tuple(pairs), 2, 1.0, ())
+def adapter_of(*parts: Part) -> Adapter:
+    pairs = (
+        LoraPair(f"{part}_{number}", part, nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(3, 2)))
+        for number, part in enumerate(parts)
+    )
+    return Adapter(tuple(pairs), 2, 1.0, (), KOHYA)
 
 
-BOTH = ("lora_unet_a", "lora_unet_b", "lora_te_a", "lora_te2_a")
+BOTH: tuple[Part, ...] = ("denoiser", "denoiser", "text_encoder", "text_encoder")
 
 
 def test_unet_and_text_encoders_have_groups_and_rates_of_their_own() -> None:
@@ -47,7 +51,7 @@ def test_a_polynomial_schedule_takes_a_general_rate_of_zero() -> None:
 
 
 def test_a_part_that_does_not_train_has_no_group() -> None:
-    groups = parameter_groups(config_with(), adapter_of("lora_unet_a"))
+    groups = parameter_groups(config_with(), adapter_of("denoiser"))
     assert [len(group["params"]) for group in groups] == [2]
 
 
@@ -62,7 +66,7 @@ def test_the_optimizer_takes_every_setting() -> None:
 
 def rates(config: TrainConfig, steps: int) -> list[float]:
     """The learning rate of each optimizer step."""
-    optimizer = build_optimizer(config, adapter_of("lora_unet_a"))
+    optimizer = build_optimizer(config, adapter_of("denoiser"))
     schedule = build_schedule(config, optimizer, steps)
     seen = []
     for _ in range(steps):

@@ -85,9 +85,9 @@ def test_pictures_are_encoded_in_batches_of_one_bucket_and_at_most_vae_batch_siz
 ) -> None:
     seen: list[tuple[int, ...]] = []
 
-    def spy(vae: Any, pixels: Tensor, generators: Any) -> Tensor:
+    def spy(vae: Any, pixels: Tensor, generators: Any, **options: Any) -> Tensor:
         seen.append((pixels.shape[0], *pixels.shape[2:]))
-        return encode_latents(vae, pixels, generators)
+        return encode_latents(vae, pixels, generators, **options)
 
     monkeypatch.setattr(trainer.sources, "encode_latents", spy)
     source = latents_of(components["sd1"], device, vae_batch_size=vae_batch_size)
