@@ -122,6 +122,18 @@ _TINY_CLIP: Config = {
 }
 _TINY_VAE: Config = {"layers_per_block": 1, "block_out_channels": [4, 4, 8, 8], "norm_num_groups": 4}
 _TINY: dict[str, dict[str, Config]] = {
+    "sd2": {
+        "unet": {
+            "block_out_channels": [64, 128],
+            "layers_per_block": 1,
+            "down_block_types": ["CrossAttnDownBlock2D", "DownBlock2D"],
+            "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D"],
+            "cross_attention_dim": 64,
+            "attention_head_dim": [1, 2],
+        },
+        "vae": _TINY_VAE,
+        "text_encoder": _TINY_CLIP,
+    },
     "sd1": {
         "unet": {
             "block_out_channels": [64, 128, 128, 128],

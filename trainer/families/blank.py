@@ -71,11 +71,12 @@ def _blank(kind: str, config: Config, dtype: torch.dtype) -> nn.Module:
     with torch.device("meta"):
         module = make_part(kind, config)
     stored = module.state_dict(keep_vars=True)
+    casts = {id(tensor): _cast(tensor, dtype) for tensor in stored.values()}  # one may have two names
     for part_name, part in module.named_modules():
         for own in (part._parameters, part._buffers):
             for name, tensor in own.items():
                 if tensor is not None and f"{part_name}.{name}".lstrip(".") in stored:
-                    own[name] = _cast(tensor, dtype)
+                    own[name] = casts[id(tensor)]
     return module.requires_grad_(False).eval()
 
 

@@ -159,6 +159,11 @@ _HOMES = {
     "sd1": "sd",
     "sd2": "sd",
     "sdxl": "sd",
+    "sd3": "sd3",
+    "flux1": "flux1",
+    "flux2": "flux2",
+    "pixart": "pixart",
+    "zimage": "zimage",
 }
 
 

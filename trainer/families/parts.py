@@ -18,8 +18,9 @@ _TEXT_CONFIGS = {
     "T5EncoderModel": "T5Config",
     "Qwen3Model": "Qwen3Config",
 }
-# A text encoder that isn't trained must say the same of a caption each time, in whichever mode it is.
-_WITHOUT_DROPOUT = {"T5EncoderModel": {"dropout_rate": 0.0}}
+# A text encoder that isn't trained must say the same of a caption each time, in whichever mode it is. And T5's
+# encoder has one embedding under two names, whatever `tie_word_embeddings` says of the head, which it lacks.
+_ALWAYS = {"T5EncoderModel": {"dropout_rate": 0.0, "tie_word_embeddings": True}}
 
 
 def make_part(kind: str, config: Config) -> nn.Module:
@@ -27,7 +28,7 @@ def make_part(kind: str, config: Config) -> nn.Module:
     the device that is the default now."""
     if kind in _TEXT_CONFIGS:
         config_class: Any = getattr(transformers, _TEXT_CONFIGS[kind])
-        figures = config_class.from_dict({**config, **_WITHOUT_DROPOUT.get(kind, {})})
+        figures = config_class.from_dict({**config, **_ALWAYS.get(kind, {})})
         encoder: nn.Module = getattr(transformers, kind)(figures)
         return encoder
     part: nn.Module = getattr(diffusers, kind).from_config(dict(config))

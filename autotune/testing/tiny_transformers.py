@@ -1,0 +1,133 @@
+"""Tiny models of the families with a transformer, of the real classes, in memory. Owns their small figures.
+
+For tests: the code paths are the real ones, the pictures are not.
+"""
+
+import torch
+from torch import nn
+
+from autotune.testing.tiny import tiny_configs
+from trainer.families.architecture import Config, family_configs
+from trainer.families.blank import assemble
+from trainer.families.components import Components
+from trainer.families.family import get_family
+from trainer.families.parts import make_part
+
+
+def tiny_components(family: str, seed: int = 0, variant: str | None = None) -> Components:
+    """A tiny model of `family` with random weights in float32, the classes' own start but for what they start at
+    zero. Equal seeds give equal weights; the global random state stays as it was."""
+    known = get_family(family)
+    configs = small_configs(family, variant)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        modules = {name: make_part(kind, configs[name]) for name, kind in known.parts.items()}
+        for module in modules.values():
+            _start(module)
+    return assemble(known, modules, configs["scheduler"])
+
+
+def small_configs(family: str, variant: str | None = None) -> dict[str, Config]:
+    """The configs of the tiny model by component: the full-size ones with smaller figures."""
+    if family not in _SMALL:
+        return tiny_configs(family)
+    full = family_configs(family, variant)
+    return {name: config | _SMALL[family].get(name, {}) for name, config in full.items()}
+
+
+def _start(module: nn.Module) -> None:
+    """Some layers start at zero so that a fresh model answers nothing: no gradient would pass them."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() > 1 and not parameter.any():
+                parameter.normal_(0, 0.02)
+    module.requires_grad_(False).eval()
+
+
+_CLIP: Config = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 1,
+    "projection_dim": 64,
+}
+_T5: Config = {"vocab_size": 512, "d_model": 64, "d_kv": 32, "d_ff": 128, "num_layers": 2, "num_heads": 2}
+_QWEN: Config = {
+    "vocab_size": 512,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 28,  # FLUX.2 reads the 27th
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+_VAE: Config = {"layers_per_block": 1, "block_out_channels": [4, 4, 8, 8], "norm_num_groups": 4}
+_SMALL: dict[str, dict[str, Config]] = {
+    "sd3": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 128,
+            "caption_projection_dim": 64,
+            "pooled_projection_dim": 128,
+            "pos_embed_max_size": 64,
+            "dual_attention_layers": [0],
+        },
+        "vae": _VAE,
+        "text_encoder": _CLIP,
+        "text_encoder_2": _CLIP,
+        "text_encoder_3": _T5 | {"d_model": 128},
+    },
+    "flux1": {
+        "transformer": {
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 64,
+            "pooled_projection_dim": 64,
+            "axes_dims_rope": [8, 12, 12],
+        },
+        "vae": _VAE,
+        "text_encoder": _CLIP,
+        "text_encoder_2": _T5,
+    },
+    "flux2": {
+        "transformer": {
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 96,
+            "axes_dims_rope": [8, 8, 8, 8],
+        },
+        "vae": _VAE,
+        "text_encoder": _QWEN,
+    },
+    "pixart": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "cross_attention_dim": 64,
+            "caption_channels": 64,
+            "norm_num_groups": 4,
+        },
+        "vae": _VAE,
+        "text_encoder": _T5,
+    },
+    "zimage": {
+        "transformer": {
+            "n_layers": 2,
+            "n_refiner_layers": 1,
+            "dim": 64,
+            "n_heads": 2,
+            "n_kv_heads": 2,
+            "cap_feat_dim": 32,
+            "axes_dims": [8, 12, 12],
+        },
+        "vae": _VAE,
+        "text_encoder": _QWEN,
+    },
+}
