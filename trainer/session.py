@@ -6,7 +6,7 @@ Owns what is on the device when. Trials and the full run use this same class; ne
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from PIL.Image import Image
-from torch import nn
+from torch import Tensor, nn
 
 from autotune.device.session import DeviceSession
 from autotune.files import write_atomically
@@ -26,14 +26,26 @@ from trainer.adapters.export import base_metadata, lora_file, lora_tensors
 from trainer.adapters.lora import Adapter, attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
+from trainer.data.images import load_pixels
 from trainer.data.samples import Dataset, Sample
 from trainer.families.components import Components, TextEncoder
 from trainer.families.family import get_family
 from trainer.families.sample import sample_image
 from trainer.optimizers import build_optimizer, build_schedule
 from trainer.precision import Precision, dtype_of
-from trainer.sources import LatentSource, Progress, TextSource
+from trainer.sources import LatentSource, Progress, ReadPixels, TextSource
 from trainer.step import StepParts, StepResult, training_step
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Where pixels come from, and what tells pictures apart that are no files (of files the bytes do)."""
+
+    read_pixels: ReadPixels = load_pixels
+    identify: Callable[[Path], str] | None = None
+
+
+FILES = Pictures()
 
 
 @dataclass(frozen=True)
@@ -44,6 +56,7 @@ class Setup:
     components: Components
     dataset: Dataset
     total_steps: int
+    pictures: Pictures = FILES
 
 
 class TrainingSession:
@@ -106,9 +119,17 @@ class TrainingSession:
                 self.device,
                 resident=self._residents(),
                 clip_skip=self.parts.config.clip_skip,
+                check=self.device.evidence.has_values,
                 progress=progress,
             )
         return _png(picture)
+
+    def tensors(self) -> Mapping[str, Iterable[Tensor]]:
+        """What the session holds by kind, wherever it is now: `adapters`, `gradients`, `optimizer`."""
+        parameters = self.parts.adapter.parameters()
+        state = [tensor for values in self.parts.optimizer.state.values() for tensor in _tensors_in(values)]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return {"adapters": parameters, "gradients": gradients, "optimizer": state}
 
     def close(self) -> None:
         """Free the device and undo every change to the warm models. Never raises."""
@@ -193,14 +214,15 @@ def _parts_around(
 ) -> StepParts:
     precision = Precision(config.mixed_precision)
     optimizer = build_optimizer(config, adapter)
-    bucket_of = buckets.__getitem__
+    bucket_of, pictures = buckets.__getitem__, setup.pictures
+    cache = LatentCache(pictures.identify)
     return StepParts(
         config=config,
         components=setup.components,
         adapter=adapter,
         device=device,
         precision=precision,
-        latents=LatentSource(config, setup.components, device, bucket_of, LatentCache()),
+        latents=LatentSource(config, setup.components, device, bucket_of, cache, pictures.read_pixels),
         text=TextSource(config, setup.components, device, precision),
         bucket_of=bucket_of,
         optimizer=optimizer,
@@ -236,6 +258,18 @@ def _switch_encoder_checkpointing(encoder: TextEncoder, on: bool) -> None:
             encoder.disable_input_require_grads()
     else:
         getattr(encoder, f"{kind}_checkpointing_disable")()
+
+
+def _tensors_in(values: object) -> Iterator[Tensor]:
+    """The tensors of one parameter's state; quantised ones keep some in lists and dictionaries of their own."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, Mapping):
+        for value in values.values():
+            yield from _tensors_in(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors_in(value)
 
 
 def _tag_counts(dataset: Dataset) -> dict[str, int]:

@@ -27,6 +27,7 @@ from trainer.families.vae import encode_latents
 from trainer.precision import Precision
 
 Progress = Callable[[int, int], None]
+ReadPixels = Callable[[Sample, Size, bool], Tensor]  # float32 (3, height, width) in [-1, 1] on the host
 BucketOf = Callable[[int], Size]
 _Flipped = tuple[Sample, bool]
 _CACHED = -1  # what is encoded once belongs to no step
@@ -41,6 +42,7 @@ class LatentSource:
     device: DeviceSession
     bucket_of: BucketOf
     cache: LatentCache
+    read_pixels: ReadPixels = load_pixels
 
     def fill(self, samples: Sequence[Sample], progress: Progress) -> None:
         """Encode what the cache lacks with the VAE on the device, which it leaves afterwards."""
@@ -96,11 +98,11 @@ class LatentSource:
     def _encode(self, samples: Sequence[Sample], flips: Sequence[bool], step: int) -> Tensor:
         with self.device.host():
             pixels = torch.stack(
-                [load_pixels(s, self.bucket_of(s.index), f) for s, f in zip(samples, flips, strict=True)]
+                [self.read_pixels(s, self.bucket_of(s.index), f) for s, f in zip(samples, flips, strict=True)]
             )
             generators = [_generator(self.config, step, sample, "posterior") for sample in samples]
-        codec = get_family(self.components.family).codec
-        return encode_latents(self.components.vae, self.device.place(pixels), generators, codec=codec)
+        codec, check = get_family(self.components.family).codec, self.device.evidence.has_values
+        return encode_latents(self.components.vae, self.device.place(pixels), generators, codec=codec, check=check)
 
 
 @dataclass

@@ -6,7 +6,7 @@ nothing of it reaches a disk.
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trainer.families.family import get_family
 from trainer.families.load import load_components
 from trainer.loop import Buckets, total_steps, train
 from trainer.precision import dtype_of
-from trainer.session import Setup, TrainingSession
+from trainer.session import FILES, Pictures, Setup, TrainingSession
 
 MOST_SKIPS = 16  # the scaler begins at 2**16 and halves
 TRIAL_SAMPLING_STEPS = 2  # the peak of sampling does not depend on how many
@@ -36,23 +36,26 @@ def create(config: Mapping[str, Any]) -> "LoraWorkload":
     loaded = load_config([Path(path) for path in config["configs"]], list(config.get("set", [])))
     dataset = load_dataset(loaded.config)
     image_notes = check_images(dataset.paths)
-    return LoraWorkload(loaded.config, dataset, (*loaded.notes, *dataset.notes, *image_notes))
+    notes = (*loaded.notes, *dataset.notes, *image_notes)
+    return LoraWorkload(loaded.config, _load_base(loaded.config), dataset, notes)
 
 
 class LoraWorkload:
     """LoRA training of one config on one dataset."""
 
-    def __init__(self, config: TrainConfig, dataset: Dataset, notes: Sequence[str]) -> None:
-        """Load the base model on the host; `notes` are shown before anything runs."""
+    def __init__(
+        self,
+        config: TrainConfig,
+        components: Components,
+        dataset: Dataset,
+        notes: Sequence[str],
+        pictures: Pictures = FILES,
+    ) -> None:
+        """`components` are the base model, on the host or blank; `notes` are shown before anything runs."""
         self._config = config
-        self._components = load_components(
-            Path(config.pretrained_model_name_or_path),
-            dtype_of(config.mixed_precision),
-            vae_path=Path(config.vae) if config.vae else None,
-            vae_dtype=torch.float32 if config.no_half_vae else None,
-            v_prediction=config.v_parameterization or None,
-        )
+        self._components = components
         self._dataset = dataset
+        self._pictures = pictures
         self._notes = (*notes, *get_family(self._components.family).notes(config))
 
     def job(self) -> Job:
@@ -72,7 +75,7 @@ class LoraWorkload:
 
     def _setup(self) -> Setup:
         steps = total_steps(self._config, len(self._dataset.samples))
-        return Setup(self._config, self._components, self._dataset, steps)
+        return Setup(self._config, self._components, self._dataset, steps, self._pictures)
 
     def _buckets(self, resolutions: tuple[Size, ...]) -> dict[int, Size]:
         return assign_buckets(self._dataset, resolutions, self._config)
@@ -148,6 +151,10 @@ class LoraTrial:
             self._step += 1
         self._step += 1
 
+    def tensors(self) -> Mapping[str, Iterable[torch.Tensor]]:
+        """See TrainingSession."""
+        return self._session.tensors()
+
     def close(self) -> None:
         """Free the device; the base models stay warm on the host."""
         self._session.close()
@@ -180,6 +187,16 @@ def architecture_of(components: Components) -> str:
     """A short digest of the models' shapes, equal for all checkpoints of one architecture."""
     shapes = [tuple(p.shape) for module in components.modules for p in module.parameters()]
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
+
+
+def _load_base(config: TrainConfig) -> Components:
+    return load_components(
+        Path(config.pretrained_model_name_or_path),
+        dtype_of(config.mixed_precision),
+        vae_path=Path(config.vae) if config.vae else None,
+        vae_dtype=torch.float32 if config.no_half_vae else None,
+        v_prediction=config.v_parameterization or None,
+    )
 
 
 def _samples(config: TrainConfig) -> bool:

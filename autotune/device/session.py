@@ -25,6 +25,11 @@ class Evidence(StrEnum):
     FORECAST = "forecast"  # the null GPU
     SIMULATED = "simulated"  # the virtual GPU
 
+    @property
+    def has_values(self) -> bool:
+        """Whether tensors hold what was computed: the null GPU computes nothing, and all that is read is zeros."""
+        return self is not Evidence.FORECAST
+
 
 @dataclass(frozen=True)
 class DeviceSpec:

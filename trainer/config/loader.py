@@ -35,13 +35,15 @@ class LoadedConfig:
     notes: tuple[str, ...]
 
 
-def load_config(paths: Sequence[Path], overrides: Sequence[str] = ()) -> LoadedConfig:
+def load_config(
+    paths: Sequence[Path], overrides: Sequence[str] = (), *, files_must_exist: bool = True
+) -> LoadedConfig:
     """Read config files in order (the later wins), then `key=value` overrides, into a checked TrainConfig.
 
     TOML, JSON and YAML are told apart by content; so are the dialects (kohya config, front-end settings,
     lora-scripts, kohya_ss GUI). Raises ConfigError: unreadable file, foreign dialect, value that can't be
     read or trained, missing required key, contradiction. Raises ModelError or DataError for a base model, VAE
-    or metadata file that is not there.
+    or metadata file that is not there, unless `files_must_exist` is off.
     """
     draft = Draft()
     folders: dict[str, Path] = {}
@@ -58,7 +60,7 @@ def load_config(paths: Sequence[Path], overrides: Sequence[str] = ()) -> LoadedC
     settle(draft)
     _find_prompts(draft, folders)
     read_prompts(draft)
-    resolve_paths(draft, folders)
+    resolve_paths(draft, folders, files_must_exist)
     return LoadedConfig(_build(draft), MappingProxyType(draft.origins), tuple(draft.notes))
 
 

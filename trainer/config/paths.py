@@ -23,10 +23,10 @@ _MUST_EXIST = ("pretrained_model_name_or_path", "vae", "metadata_path")
 _WEIGHTS = (".safetensors", ".ckpt", ".pt", ".bin", ".pth")
 
 
-def resolve_paths(draft: Draft, folders: dict[str, Path]) -> None:
+def resolve_paths(draft: Draft, folders: dict[str, Path], must_exist: bool = True) -> None:
     """Make every path in `draft` absolute: against the folder of the file that set it when it exists there,
     else against the current folder. Raises ModelError for a base model or VAE that does not exist,
-    DataError for such a metadata file.
+    DataError for such a metadata file, if they `must_exist`.
     """
     for key in PATH_KEYS:
         written = draft.get(key)
@@ -36,7 +36,7 @@ def resolve_paths(draft: Draft, folders: dict[str, Path]) -> None:
         if key == "metadata_path":
             bases.append(Path(draft.get("train_data_dir")))  # its usual place, resolved before it
         path = absolute_path(written, bases)
-        if key in _MUST_EXIST and not _exists(path):
+        if must_exist and key in _MUST_EXIST and not _exists(path):
             missing = DataError if key == "metadata_path" else ModelError
             raise missing(*_missing(draft.origins[key], key, written, path, bases))
         draft.values[key] = str(path)

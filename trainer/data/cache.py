@@ -7,6 +7,7 @@ sha256 of the file's bytes, not its name, next to everything else that decides t
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,9 @@ class LatentKey:
 class LatentCache:
     """A dictionary of latents, tensors of (channels, height / 8, width / 8) on the host. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, identify: Callable[[Path], str] | None = None) -> None:
+        """`identify` tells pictures apart that are no files; of files the bytes do."""
+        self._identify = identify
         self._latents: dict[LatentKey, Tensor] = {}
         self._digests: dict[Path, tuple[_Stamp, str]] = {}
 
@@ -75,6 +78,9 @@ class LatentCache:
         return len(self._latents)
 
     def _digest(self, path: Path) -> str:
+        return self._identify(path) if self._identify else self._digest_of_file(path)
+
+    def _digest_of_file(self, path: Path) -> str:
         known = self._digests.get(path)
         try:
             stamp = _Stamp.of(path)

@@ -118,6 +118,7 @@ def _turn(device: DeviceSession, *modules: nn.Module) -> Iterator[None]:
     finally:
         for module in modules:
             device.evict(module)
+        device.empty_cache()  # what this turn leaves fits no tensor of the next: SDXL's VAE would add 4 GB to it
 
 
 def _denoise(
