@@ -3,8 +3,13 @@
 For tests: the code paths are the real ones, the pictures are not.
 """
 
+from pathlib import Path
+
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from autotune.testing.tiny import tiny_configs
 from trainer.families.architecture import Config, family_configs
@@ -12,6 +17,7 @@ from trainer.families.blank import assemble
 from trainer.families.components import Components
 from trainer.families.family import get_family
 from trainer.families.parts import make_part
+from trainer.families.tokenizer import write_tokenizer
 
 
 def tiny_components(family: str, seed: int = 0, variant: str | None = None) -> Components:
@@ -25,6 +31,18 @@ def tiny_components(family: str, seed: int = 0, variant: str | None = None) -> C
         for module in modules.values():
             _start(module)
     return assemble(known, modules, configs["scheduler"])
+
+
+def save_tiny(folder: Path, components: Components) -> Path:
+    """Write a tiny model as a diffusers folder, with a tokenizer of letters for its large text encoders, and
+    return the folder."""
+    known = get_family(components.family)
+    for name, module in zip(known.parts, components.modules, strict=True):
+        module.save_pretrained(folder / name)  # type: ignore[operator]
+        if name.startswith("text_encoder"):
+            _write_tokenizer(folder / name.replace("text_encoder", "tokenizer"), known.parts[name])
+    components.scheduler.save_pretrained(folder / "scheduler")
+    return folder
 
 
 def small_configs(family: str, variant: str | None = None) -> dict[str, Config]:
@@ -42,6 +60,20 @@ def _start(module: nn.Module) -> None:
             if parameter.dim() > 1 and not parameter.any():
                 parameter.normal_(0, 0.02)
     module.requires_grad_(False).eval()
+
+
+def _write_tokenizer(folder: Path, encoder: str) -> None:
+    if encoder.startswith("CLIP"):
+        write_tokenizer(folder)
+        return
+    letters = {token: number for number, token in enumerate(("<pad>", "</s>", *map(chr, range(32, 127))))}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(BPE(letters, [], unk_token="</s>")),
+        pad_token="<pad>",
+        eos_token="</s>",
+        chat_template="{{ messages[0].content }}",
+    )
+    tokenizer.save_pretrained(folder)
 
 
 _CLIP: Config = {

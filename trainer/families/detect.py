@@ -8,23 +8,27 @@ nothing.
 import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from autotune.errors import ModelError
 from trainer.families.architecture import UNET_PREFIX, VAE_PREFIX, Shapes
+from trainer.families.family import family_of_denoiser
 from trainer.families.header import Header, Kind, read_header
 
-Family = Literal["sd1", "sd2", "sdxl", "flux", "sd3", "unknown"]
 Layout = Literal["diffusers", "single-file"]
 
 COMPONENTS = {
     "sd1": ("unet", "vae", "text_encoder"),
+    "sd2": ("unet", "vae", "text_encoder"),
     "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
 }
-_TRAINED = "This version trains Stable Diffusion 1.x and SDXL."
+_TRAINED = (
+    "This version trains Stable Diffusion 1.x and SDXL, and from diffusers folders also Stable Diffusion 2.x "
+    "and 3.x, FLUX.1, FLUX.2-klein, PixArt-Sigma and Z-Image."
+)
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,16 @@ class Detected:
     """A base model as found: `detail` says in words what it is, and `obstacle` why it can't be trained, if
     so."""
 
-    family: Family
+    family: str  # `unknown` where it is none that we know
     layout: Layout
     kind: Kind
     detail: str
     obstacle: str = ""
 
 
-def detect_family(path: str | Path, *, trainable: bool = True) -> Detected:
-    """What lies at `path`, a diffusers folder or a model file.
+def detect_family(path: str | Path, *, trainable: bool = True, weights: bool = True) -> Detected:
+    """What lies at `path`, a diffusers folder or a model file; of a folder without `weights` only config.json
+    files are asked for.
 
     Raises ModelError when nothing is there, when it is damaged or incomplete, and, unless `trainable` is
     False, when it is of a family or kind that this version can't train.
@@ -48,7 +53,7 @@ def detect_family(path: str | Path, *, trainable: bool = True) -> Detected:
     path = Path(path).expanduser()
     if not path.exists():
         raise _missing(path)
-    detected = _detect_folder(path) if path.is_dir() else _detect_file(path)
+    detected = _detect_folder(path, weights) if path.is_dir() else _detect_file(path)
     if trainable and detected.obstacle:
         raise ModelError(f"{path} can't be trained: {detected.obstacle}.", _TRAINED)
     return detected
@@ -114,18 +119,27 @@ def _missing(path: Path) -> ModelError:
 # --- a diffusers folder -------------------------------------------------------------------------------------
 
 
-def _detect_folder(path: Path) -> Detected:
+def _detect_folder(path: Path, weights: bool) -> Detected:
     index = path / "model_index.json"
-    if not index.exists() and not (path / "unet" / "config.json").exists():
+    if not index.exists() and not any((path / name / "config.json").exists() for name in ("unet", "transformer")):
         raise ModelError(
             f"{path} is no diffusers model folder: it has neither model_index.json nor unet/config.json.",
             "Give a diffusers folder or a single .safetensors or .ckpt file" + _files_inside(path),
         )
-    pipeline = str(read_json(index).get("_class_name", "")) if index.exists() else ""
-    for name, family in (("Flux", "flux"), ("StableDiffusion3", "sd3")):
-        if pipeline.startswith(name):
-            return Detected(family, "diffusers", "safetensors", pipeline, f"it is a {pipeline}")  # type: ignore[arg-type]
-    return _detect_unet_folder(path)
+    listed = read_json(index) if index.exists() else {}
+    if "transformer" in listed or (path / "transformer" / "config.json").exists():
+        return _detect_transformer_folder(path, listed, weights)
+    return _detect_unet_folder(path, weights)
+
+
+def _detect_transformer_folder(path: Path, listed: Mapping[str, Any], weights: bool) -> Detected:
+    kind = str(component_config(path / "transformer").get("_class_name"))
+    family = family_of_denoiser(kind)
+    if family is None:
+        name = listed.get("_class_name", kind)
+        return Detected("unknown", "diffusers", "safetensors", str(name), f"it is a {name}")
+    present = [name for name in ("text_encoder", "text_encoder_2", "text_encoder_3") if (path / name).is_dir()]
+    return Detected(family, "diffusers", _kind_of_parts(path, ["transformer", "vae", *present], weights), kind)
 
 
 def _files_inside(path: Path) -> str:
@@ -133,27 +147,32 @@ def _files_inside(path: Path) -> str:
     return f" (this folder holds {names[0]})." if names else "."
 
 
-def _detect_unet_folder(path: Path) -> Detected:
+def _detect_unet_folder(path: Path, weights: bool) -> Detected:
     unet = component_config(path / "unet")
     family, obstacle = _folder_family(unet)
-    weights: Path | None = None
-    for component in COMPONENTS.get(family, ("unet",)):
-        component_config(path / component)
-        found = component_weights(path / component)
-        weights = found if component == "unet" else weights
-    shards = shard_files(weights) if weights else []
-    kind: Kind = "safetensors" if all(s.suffix == ".safetensors" for s in shards) else "ckpt"
+    kind = _kind_of_parts(path, COMPONENTS.get(family, ("unet",)), weights)
     channels = "/".join(str(c) for c in unet.get("block_out_channels", ()))
     return Detected(family, "diffusers", kind, f"{_FAMILY_NAMES[family]}, U-Net {channels}", obstacle)
 
 
-def _folder_family(unet: Mapping[str, Any]) -> tuple[Family, str]:
+def _kind_of_parts(path: Path, names: Sequence[str], weights: bool) -> Kind:
+    """How the denoiser, the first of `names`, is stored. Raises ModelError for one that lacks a file."""
+    found: list[Path] = []
+    for name in names:
+        component_config(path / name)
+        if weights:
+            found.append(component_weights(path / name))
+    shards = shard_files(found[0]) if found else []
+    return "safetensors" if all(shard.suffix == ".safetensors" for shard in shards) else "ckpt"
+
+
+def _folder_family(unet: Mapping[str, Any]) -> tuple[str, str]:
     channels = unet.get("in_channels", 4)
     if unet.get("addition_embed_type") == "text_time":
         refiner = unet.get("cross_attention_dim") == 1280
         return ("unknown", _REFINER) if refiner else ("sdxl", _channels_obstacle(channels))
     if unet.get("use_linear_projection") or unet.get("cross_attention_dim") == 1024:
-        return "sd2", _SD2
+        return "sd2", _channels_obstacle(channels)
     return "sd1", _channels_obstacle(channels)
 
 
@@ -184,11 +203,11 @@ _FAMILY_NAMES = {
     "sd1": "Stable Diffusion 1.x",
     "sd2": "Stable Diffusion 2.x",
     "sdxl": "SDXL",
-    "flux": "FLUX",
+    "flux1": "FLUX",
     "sd3": "Stable Diffusion 3",
     "unknown": "an unknown model",
 }
-_SD2 = "it is a Stable Diffusion 2.x model"
+_SD2 = "it is a Stable Diffusion 2.x model in one file"
 _REFINER = "it is the SDXL refiner, not the base model"
 _LORA_MARKS = (
     ".lora_down.weight",
@@ -211,7 +230,7 @@ def _detect_file(path: Path) -> Detected:
     return Detected(family, "single-file", header.kind, f"{_FAMILY_NAMES[family]}, {_dtypes(header)}", obstacle)
 
 
-def _file_family(shapes: Shapes) -> tuple[Family, str]:
+def _file_family(shapes: Shapes) -> tuple[str, str]:
     """The family by names that only one family has, and what keeps it from being trained."""
     if any(name.endswith(_LORA_MARKS) for name in shapes):
         return (
@@ -219,15 +238,15 @@ def _file_family(shapes: Shapes) -> tuple[Family, str]:
             "it is a LoRA, not a base model (pretrained_model_name_or_path wants the checkpoint)",
         )
     if _has(shapes, r"(model\.diffusion_model\.)?double_blocks\."):
-        return "flux", "it is a FLUX model"
+        return "flux1", "it is a FLUX model in one file"
     if _has(shapes, r"(model\.diffusion_model\.)?joint_blocks\."):
-        return "sd3", "it is a Stable Diffusion 3 model"
+        return "sd3", "it is a Stable Diffusion 3 model in one file"
     if UNET_PREFIX + "input_blocks.0.0.weight" not in shapes:
         return "unknown", _without_unet(shapes)
     return _unet_family(shapes)
 
 
-def _unet_family(shapes: Shapes) -> tuple[Family, str]:
+def _unet_family(shapes: Shapes) -> tuple[str, str]:
     if _has(shapes, r"conditioner\.embedders\.1\."):
         return "sdxl", ""
     if _has(shapes, r"conditioner\.embedders\.0\.model\."):

@@ -167,6 +167,21 @@ _HOMES = {
 }
 
 
+# The families that are known by the class of their denoiser alone.
+_DENOISERS = {
+    "SD3Transformer2DModel": "sd3",
+    "FluxTransformer2DModel": "flux1",
+    "Flux2Transformer2DModel": "flux2",
+    "PixArtTransformer2DModel": "pixart",
+    "ZImageTransformer2DModel": "zimage",
+}
+
+
+def family_of_denoiser(kind: str) -> str | None:
+    """The family whose denoiser is a transformer of the class called `kind`; None if there is none."""
+    return _DENOISERS.get(kind)
+
+
 def family_names() -> tuple[str, ...]:
     """The short names of all families."""
     return tuple(_HOMES)

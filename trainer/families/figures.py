@@ -24,7 +24,7 @@ from trainer.families.header import read_header
 
 def family_of_base(path: Path) -> str:
     """The family of the base model at `path`. Raises ModelError for one that can't be trained."""
-    return detect_family(path).family
+    return detect_family(path, weights=False).family
 
 
 def configs_of_base(path: Path, family: str) -> dict[str, Config]:

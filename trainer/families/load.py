@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL
 from torch import nn
 
 from autotune.errors import ModelError
@@ -49,7 +48,7 @@ def load_components(
     return load_file(path, detected.family, dtype, vae_dtype, vae, v_prediction)
 
 
-def load_vae(path: str | Path, family: str, dtype: torch.dtype) -> AutoencoderKL:
+def load_vae(path: str | Path, family: str, dtype: torch.dtype) -> nn.Module:
     """The VAE alone, from its own folder, a diffusers folder that has one, or a file in either layout."""
     path = Path(path).expanduser()
     if not path.exists():
@@ -57,9 +56,9 @@ def load_vae(path: str | Path, family: str, dtype: torch.dtype) -> AutoencoderKL
             f"VAE {path} does not exist.", "Check `vae`, or leave it out to use the base model's own."
         )
     if path.is_dir():
-        return _vae_from_folder(path / "vae" if (path / "vae").is_dir() else path, dtype)
-    state = read_state(path)
-    return vae_from_state(state, family, dtype, path)
+        return _vae_from_folder(path / "vae" if (path / "vae").is_dir() else path, family, dtype)
+    vae: nn.Module = vae_from_state(read_state(path), family, dtype, path)
+    return vae
 
 
 # --- a diffusers folder -------------------------------------------------------------------------------------
@@ -88,13 +87,13 @@ def _load_folder(
 def _part_from_folder(folder: Path, kind: str, dtype: torch.dtype) -> nn.Module:
     weights = component_weights(folder)
     module = build(partial(make_part, kind, component_config(folder)))
-    state = _without_text_model(read_state(weights))
+    state = _flat_names(read_state(weights))
     return fill(module, state, lambda name: Place(flat_name(name)), dtype, weights)
 
 
-def _vae_from_folder(folder: Path, dtype: torch.dtype) -> AutoencoderKL:
+def _vae_from_folder(folder: Path, family: str, dtype: torch.dtype) -> nn.Module:
     weights = component_weights(folder)
-    vae = build(partial(AutoencoderKL.from_config, component_config(folder)))
+    vae = build(partial(make_part, get_family(family).parts["vae"], component_config(folder)))
     return fill(vae, _current_vae_names(read_state(weights)), Place, dtype, weights)
 
 
@@ -108,5 +107,7 @@ def _current_vae_names(state: State) -> State:
     return renamed
 
 
-def _without_text_model(state: State) -> State:
-    return {flat_name(name): tensor for name, tensor in state.items()}
+def _flat_names(state: State) -> State:
+    """Text encoders' names without what only some versions and classes put before them: `text_model.` in CLIP, and
+    `model.` where a chat model was saved whole."""
+    return {flat_name(name.removeprefix("model.")): tensor for name, tensor in state.items()}

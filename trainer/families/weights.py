@@ -45,18 +45,24 @@ def build(make: Callable[[], Module]) -> Module:
 
 
 def fill(module: Module, state: State, place_of: PlaceOf, dtype: torch.dtype, source: Path) -> Module:
-    """Give `module` its weights from `state`, each from where `place_of` says, as copies in `dtype`.
+    """Give `module` its weights from `state`, each from where `place_of` says, as copies in `dtype` (whole numbers
+    as they are). A weight that has two names may be stored under either.
 
     The module comes back frozen and in eval mode. Raises ModelError that names the first weight that is
     missing or of another shape.
     """
-    loaded = {
-        name: _take(state, place_of(name), parameter, source).to(
-            dtype, copy=True, memory_format=torch.contiguous_format
-        )
-        for name, parameter in module.state_dict().items()
-    }
+    tied: dict[str, str] = getattr(module, "_tied_weights_keys", None) or {}
+    loaded = {}
+    for name, like in module.state_dict().items():
+        place = place_of(name)
+        if place.name not in state and name in _partners(tied):
+            place = place_of(_partners(tied)[name])
+        wanted = dtype if like.is_floating_point() else like.dtype
+        tensor = _take(state, place, like, source)
+        loaded[name] = tensor.to(wanted, copy=True, memory_format=torch.contiguous_format)
     module.load_state_dict(loaded, assign=True)
+    if tied:
+        module.tie_weights()  # type: ignore[operator]
     return module.requires_grad_(False).eval()
 
 
@@ -70,6 +76,10 @@ def refuse_leftovers(module: nn.Module, state: State, place_of: PlaceOf, prefix:
             f"{source} has {len(unused)} weights its family does not have, first {unused[0]}.",
             "It is a changed architecture, which this version can't train.",
         )
+
+
+def _partners(tied: Mapping[str, str]) -> dict[str, str]:
+    return {**tied, **{theirs: ours for ours, theirs in tied.items()}}
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

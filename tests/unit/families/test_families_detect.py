@@ -177,12 +177,14 @@ def test_folder_names_the_shard_it_lacks(tiny_folders: Mapping[str, Path], tmp_p
         detect_family(folder)
 
 
-def test_folder_of_stable_diffusion_2_is_refused(tiny_folders: Mapping[str, Path], tmp_path: Path) -> None:
+def test_folder_of_stable_diffusion_2_is_told_by_its_u_net(
+    tiny_folders: Mapping[str, Path], tmp_path: Path
+) -> None:
     folder = shutil.copytree(tiny_folders["sd1"], tmp_path / "model")
     config = folder / "unet" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_linear_projection": True}))
-    with pytest.raises(ModelError, match=r"Stable Diffusion 2\.x"):
-        detect_family(folder)
+    found = detect_family(folder)
+    assert (found.family, found.obstacle) == ("sd2", "")
 
 
 def test_folder_without_a_model_names_a_file_inside(tmp_path: Path) -> None:

@@ -86,7 +86,9 @@ def test_cached_memory_of_training_and_of_sampling_is_never_reserved_at_once(
     components = tiny_components["sd1"]
     device = RecordingDevice(components.denoiser)
     _sample(components, device, resident=[components.denoiser])
-    assert device.held_when_emptied == [[], []]  # with training off the device, and again before it is back
+    # with training off the device, after each turn, and again before it is back
+    assert len(device.held_when_emptied) >= 2
+    assert not any(device.held_when_emptied)
     assert device.held == [components.denoiser]
 
 
