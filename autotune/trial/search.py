@@ -40,13 +40,17 @@ class SearchStep:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A plan that fits, the outcome that says so, the trials on the way and the changes that lead to it."""
+    """A plan that fits, the outcome that says so, the trials on the way and the changes that lead to it.
+
+    `forecasts` are the rungs settled on the null GPU, in a guided search.
+    """
 
     job: Job
     steps: tuple[SearchStep, ...]
     chosen: Plan
     outcome: Outcome
     receipts: tuple[Change, ...]
+    forecasts: tuple[SearchStep, ...] = ()
 
 
 class WarmWorker:
