@@ -50,21 +50,24 @@ def profile_from(
     ladder: Ladder,
     budget_bytes: int,
     created: date,
+    forecast_versions: Mapping[str, str] | None = None,
 ) -> Profile:
     """The profile of a finished walk.
 
     `outcomes` in the order they were had, with one that says `chosen` fits; `evidence` is the class of the
     device; `versions` maps package (also `driver`, `cuda`) to version. Numbers of another class than
-    `evidence` among the outcomes are kept under that class with the same versions. Raises ProfileError,
-    naming key and value, for what the schema has no place for, and when the size limit can't be met.
+    `evidence` among the outcomes are kept under that class: forecasts with `forecast_versions` where given, else
+    with the same versions. Raises ProfileError, naming key and value, for what the schema has no place for, and
+    when the size limit can't be met.
     """
     classes = sorted({evidence, *(outcome.evidence for outcome in outcomes)})
+    others = {} if forecast_versions is None else {Evidence.FORECAST: forecast_versions}
     values = {
         "schema_version": SCHEMA_VERSION,
         "created": created.isoformat(),
         "evidence": evidence.value,
         "gpu": _gpu(card),
-        "versions": {kind.value: _versions(versions) for kind in classes},
+        "versions": {kind.value: _versions(others.get(kind, versions)) for kind in classes},
         "workload": {"label": job.label, "facts": dict(job.workload)},
         "recipe": recipe_values(job.recipe),
         "ladder": ladder.to_json(),

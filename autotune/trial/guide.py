@@ -8,8 +8,9 @@ allocator gives its cache back and retries, which is no fit either. So a plan fi
 most the room: the budget less the CUDA context. A forecast of the need is the count of the same allocator in the
 same program; what it can't see is the scratch memory of NVIDIA's libraries. Hence the rules:
 
-* Before any measurement the need lies between the count, less `COUNT_ERROR` of it, and the count plus the unseen
-  parts at their largest.
+* Scratch that comes or goes changes which segments the allocator's cache keeps, so the need may also be a little
+  below the count: by `COUNT_ERROR` at most, and never below what the plan had allocated at its peak.
+* Before any measurement the need goes from there to the count plus the unseen parts at their largest.
 * A measured plan tells the residual (measured less forecast). For another plan it is taken as the same number of
   bytes or as the same fraction, or anything between: scratch of a fixed size, and scratch that grows with the
   tensors. What it might be instead (a library chooses other kernels for other sizes; scratch may find room in
@@ -32,8 +33,8 @@ from autotune.memory.interval import Interval
 from autotune.units import MIB
 
 COUNT_ERROR = 0.02
-"""How far a count may be above the truth before the card has shown one measurement, as a fraction of it: what
-counts were off by for reserved memory where every setting was known (LoRA and full fine-tuning)."""
+"""How far a count may be above the truth, as a fraction of it: what counts of reserved memory were off by where
+every setting of a measured run was known (LoRA and full fine-tuning of FLUX.2-klein)."""
 SEGMENT_BYTES = 20 * MIB
 """What a request of less than 10 MiB opens when it finds no room (c10/cuda/CUDACachingAllocator.cpp)."""
 BELIEVED_RATIOS = (0.67, 1.5)
@@ -42,11 +43,17 @@ BELIEVED_RATIOS = (0.67, 1.5)
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one plan was forecast to need: bytes counted on the null GPU (reserved, at the peak), and the interval
-    of bytes that may come on top."""
+    """What one plan was forecast to need: bytes reserved and allocated at their peaks, as counted on the null GPU,
+    and the interval of bytes that may come on top."""
 
     counted_bytes: int
+    allocated_bytes: int
     unseen: Interval
+
+    @property
+    def excess_bytes(self) -> int:
+        """How far the count may be above the truth: not further than what the cache held beside what was used."""
+        return min(round(COUNT_ERROR * self.counted_bytes), max(0, self.counted_bytes - self.allocated_bytes))
 
 
 Forecaster = Callable[[Plan], Estimate | None]
@@ -214,11 +221,11 @@ class Guide:
 
     def _residual_bounds(self, estimate: Estimate) -> tuple[int, int]:
         """The least and the most that may come on top of the count."""
-        counted = estimate.counted_bytes
-        told = [bound for one in self.residuals for bound in one.bytes_for(counted)]
-        if not told:
-            return -round(COUNT_ERROR * counted), estimate.unseen.high_bytes
-        return min(0, 2 * min(told)), max(0, 2 * max(told)) + 2 * SEGMENT_BYTES
+        told = [bound for one in self.residuals for bound in one.bytes_for(estimate.counted_bytes)]
+        least = min(told, default=0)
+        low = -estimate.excess_bytes if least >= -estimate.excess_bytes else 2 * least
+        high = max(0, 2 * max(told)) + 2 * SEGMENT_BYTES if told else estimate.unseen.high_bytes
+        return low, high
 
 
 def _visit_of(walk: Walk, plan: Plan) -> Visit:

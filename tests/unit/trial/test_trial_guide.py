@@ -26,7 +26,7 @@ def count(plan: Plan) -> int:
 
 
 def estimate(plan: Plan) -> Estimate:
-    return Estimate(count(plan), Interval(0, 512 * MIB))
+    return Estimate(count(plan), round(0.97 * count(plan)), Interval(0, 512 * MIB))
 
 
 def walk_for_real(ladder, recipe, need: Need, room: int) -> Walk:
@@ -150,7 +150,7 @@ def test_one_measurement_narrows_what_the_others_need() -> None:
     assert wide is not None
     assert narrow is not None
     assert narrow.width_bytes < wide.width_bytes
-    assert narrow.low_bytes == count(START)
+    assert narrow.low_bytes == count(START) - round(COUNT_ERROR * count(START))
     growing = round(30 * MIB * count(START) / count(small))
     assert narrow.high_bytes == count(START) + 2 * growing + 2 * SEGMENT_BYTES
     assert after.need(START.replace("batch_size", 3)) != narrow
@@ -161,7 +161,8 @@ def test_residuals_of_earlier_jobs_move_the_guess_and_settle_nothing() -> None:
     room = count(START) + 100 * MIB
     heavy = Residual(4 * GIB, 4 * GIB + 300 * MIB)
     plain, taught = (
-        Guide(CLASSIC, recipe, lambda p: Estimate(count(p), Interval(0, 0)), room, one) for one in ((), (heavy,))
+        Guide(CLASSIC, recipe, lambda p: Estimate(count(p), count(p), Interval(0, 0)), room, one)
+        for one in ((), (heavy,))
     )
     assert plain.guess(START)
     assert not taught.guess(START)
@@ -186,6 +187,21 @@ def test_a_failure_that_is_not_memory_says_nothing_of_other_plans() -> None:
     four = START.replace("batch_size", 4)
     assert guide.record(four, Trialled(False, None)).guess(START) is False
     assert guide.record(four, Trialled(False, None, by_memory=False)).guess(START) is True
+
+
+def test_a_need_is_never_thought_below_what_the_plan_had_allocated() -> None:
+    tight = Estimate(10 * GIB, 10 * GIB - 50 * MIB, Interval(0, 0))
+    need = Guide(CLASSIC, Recipe(START, 8, 1, FLOORS), lambda plan: tight, 9 * GIB).need(START)
+    assert need == Interval(10 * GIB - 50 * MIB, 10 * GIB)
+
+
+def test_a_card_that_needs_less_than_forecast_lowers_the_bound_for_the_other_plans() -> None:
+    recipe = Recipe(START, 8, 1, FLOORS)
+    small = START.replace("batch_size", 2)
+    guide = Guide(CLASSIC, recipe, estimate, 40 * GIB).record(small, Trialled(True, round(0.95 * count(small))))
+    need = guide.need(START)
+    assert need is not None
+    assert need.low_bytes == pytest.approx(0.9 * count(START), rel=0.001)
 
 
 @pytest.mark.parametrize(("measured", "believed"), [(1.02, True), (0.9, True), (2.0, False), (0.3, False)])

@@ -60,7 +60,10 @@ class Forecasts:
         self.unable, self.factor = unable, factor
 
     def estimate(self, plan: Plan) -> Estimate | None:
-        return None if plan in self.unable else Estimate(round(self.factor * count(plan)), Interval(0, 256 * MIB))
+        if plan in self.unable:
+            return None
+        counted = round(self.factor * count(plan))
+        return Estimate(counted, counted - 100 * MIB, Interval(0, 256 * MIB))
 
     def outcome(self, plan: Plan) -> Outcome | None:
         if plan in self.unable:
