@@ -22,7 +22,10 @@ def outcome(plan, verdict, evidence, reserved):
     return Outcome(plan, verdict, evidence, peak_allocated_bytes=GIB, peak_reserved_bytes=reserved)
 
 
-def profile(measured=round(5.1 * GIB), evidence=Evidence.MEASURED, verdict=Verdict.FITS):
+MEASURED_BYTES = round(5.1 * GIB)
+
+
+def profile(measured=MEASURED_BYTES, evidence=Evidence.MEASURED, verdict=Verdict.FITS):
     larger = PLAN.replace("batch_size", 8)
     outcomes = [
         outcome(larger, Verdict.OOM, Evidence.FORECAST, 40 * GIB),
