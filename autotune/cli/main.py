@@ -31,6 +31,10 @@ Device = Annotated[str, typer.Option(help="auto, cuda, cuda:N or virtual:SIZE (t
 LadderName = Annotated[str, typer.Option("--ladder", help="classic, lossless-first, or a TOML file of rungs.")]
 VramLimit = Annotated[str | None, typer.Option(help="Use at most this much device memory, such as 8GiB.")]
 Profiles = Annotated[Path | None, typer.Option(help="Folder of profiles (default: the user's data folder).")]
+NoForecast = Annotated[
+    bool,
+    typer.Option("--no-forecast", help="Walk by real trials alone, without the null GPU.", show_default=False),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -62,19 +66,21 @@ def probe(
     capture: Annotated[
         Path | None, typer.Option(help="Record what the driver says, masked, into this file, and end.")
     ] = None,
+    no_forecast: NoForecast = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the card and, given a config, find the plan that fits by short real trials.
+    """Show the card and, given a config, find the plan that fits: by forecasts, confirmed by short real trials.
 
-    Every trial is one row with one change; the first plan that fits is then given the largest batch that
-    still fits. The result is kept as a profile, which `autotune train --fit-vram` uses.
+    Every row is one plan with one change; the first plan that fits is then given the largest batch that
+    still fits. What is chosen has always been tried. The result is kept as a profile, which
+    `autotune train --fit-vram` uses.
     """
     from autotune.cli import probe as command
 
     options = command.ProbeOptions(
         config or (), overrides or (), device, all_cards, ladder, vram_limit, workload, write, profiles,
-        capture, as_json,
+        capture, as_json, not no_forecast,
     )  # fmt: skip
     _run(lambda: command.run(options), debug)
 
@@ -91,12 +97,15 @@ def train(
     ladder: LadderName = DEFAULT_LADDER,
     vram_limit: VramLimit = None,
     profiles: Profiles = None,
+    no_forecast: NoForecast = False,
     debug: Debug = False,
 ) -> None:
     """Train a LoRA from your config, as written or, with --fit-vram, as far as it must change to fit."""
     from autotune.cli import train as command
 
-    options = command.TrainOptions(config or [], overrides or [], fit_vram, device, ladder, vram_limit, profiles)
+    options = command.TrainOptions(
+        config or [], overrides or [], fit_vram, device, ladder, vram_limit, profiles, not no_forecast
+    )
     _run(lambda: command.run(options), debug)
 
 

@@ -42,11 +42,20 @@ class ProbeOptions:
     profiles: Path | None = None
     capture: Path | None = None
     as_json: bool = False
+    forecast: bool = True
 
     @property
     def common(self) -> Common:
         """Those that `train` has too."""
-        return Common(self.configs, self.overrides, self.device, self.ladder, self.vram_limit, self.profiles)
+        return Common(
+            self.configs,
+            self.overrides,
+            self.device,
+            self.ladder,
+            self.vram_limit,
+            self.profiles,
+            self.forecast,
+        )
 
 
 def run(options: ProbeOptions) -> None:
@@ -92,6 +101,7 @@ _NEED_A_JOB: dict[str, Callable[[ProbeOptions], object]] = {
     "--set": lambda options: options.overrides,
     "--ladder": lambda options: options.ladder != DEFAULT_LADDER,
     "--profiles": lambda options: options.profiles is not None,
+    "--no-forecast": lambda options: not options.forecast,
 }
 
 
@@ -173,6 +183,7 @@ def probed_json(probed: Probed) -> dict[str, Any]:
         "context_bytes": probed.ready.device.get("context_bytes", 0),
         "label": job.label,
         "recipe": {"plan": job.recipe.plan.to_json(), "effective_batch": job.recipe.effective_batch},
+        "forecasts": [trial_json(number, step) for number, step in enumerate(result.forecasts, 1)],
         "trials": [trial_json(number, step) for number, step in enumerate(result.steps, 1)],
         "chosen": result.chosen.to_json(),
         "receipts": list(render_receipts(job.recipe, result.chosen, job.network_alpha)),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trainer.config.schema import TrainConfig
 
 TRAINER = "trainer.workload:create"
+FORECAST_TRAINER = "trainer.forecast:create"
+"""The same trainer without weights and pictures: what runs on the null GPU."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Common:
     ladder: str
     vram_limit: str | None
     profiles: Path | None
+    forecast: bool = True
 
 
 def choose_device(text: str) -> DefaultDevice:
@@ -41,14 +44,16 @@ def choose_device(text: str) -> DefaultDevice:
 
 def make_task(common: Common, device: DeviceSpec, workload: str | None, worker_log: Path | None) -> Task:
     """The task behind the options. Raises ConfigError for a limit, ladder or workload that can't be read."""
+    on_null = FORECAST_TRAINER if workload is None else workload
     return Task(
-        workload or TRAINER,
+        workload or (on_null if device.kind == "null" else TRAINER),
         factory_config(common),
         device,
         load_ladder(common.ladder),
         open_store(common.profiles),
         parse_limit(common.vram_limit),
         worker_log,
+        forecast_workload=on_null if common.forecast else None,
     )
 
 

@@ -26,11 +26,20 @@ class TrainOptions:
     ladder: str
     vram_limit: str | None
     profiles: Path | None
+    forecast: bool = True
 
     @property
     def common(self) -> Common:
         """Those that `probe` has too."""
-        return Common(self.configs, self.overrides, self.device, self.ladder, self.vram_limit, self.profiles)
+        return Common(
+            self.configs,
+            self.overrides,
+            self.device,
+            self.ladder,
+            self.vram_limit,
+            self.profiles,
+            self.forecast,
+        )
 
 
 def run(options: TrainOptions) -> None:
@@ -59,7 +68,11 @@ def run(options: TrainOptions) -> None:
 
 
 def _idle_flags(options: TrainOptions) -> list[str]:
-    given = {"--ladder": options.ladder != DEFAULT_LADDER, "--profiles": options.profiles is not None}
+    given = {
+        "--ladder": options.ladder != DEFAULT_LADDER,
+        "--profiles": options.profiles is not None,
+        "--no-forecast": not options.forecast,
+    }
     if options.fit_vram:
         return []
     return [f"{flag} has no effect without --fit-vram" for flag, on in given.items() if on]

@@ -1,9 +1,11 @@
-"""Probe: walk the ladder with real trials, and keep what was learned as a profile."""
+"""Probe: walk the ladder, by forecasts and by trials, and keep what was learned as a profile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.controller.events import FittedEvent, JobEvent, NoteEvent, ProfileEvent, TrialEvent
+from autotune.controller.foresight import foresee
 from autotune.controller.task import Task, Tell, card_of, read_device, warm_worker
 from autotune.device.probe import DeviceReading
 from autotune.errors import AutotuneError, DiskError, ProfileError
@@ -11,6 +13,7 @@ from autotune.ladder.receipts import render_receipts
 from autotune.profile.build import check_job, profile_from
 from autotune.profile.schema import Profile
 from autotune.store.store import Reference
+from autotune.trial.guided import Heard, guided_search
 from autotune.trial.protocol import Ready
 from autotune.trial.search import SearchResult, SearchStep, WarmWorker, search
 
@@ -57,19 +60,13 @@ def open_job(task: Task, warm: WarmWorker, tell: Tell) -> Ready:
 
 
 def search_and_keep(task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tell) -> tuple[SearchResult, Kept]:
-    """The walk, told trial by trial, and its profile in the store, confirmed for this machine."""
-    taken: list[SearchStep] = []
-
-    def on_step(step: SearchStep) -> None:
-        taken.append(step)
-        tell(TrialEvent(len(taken), step))
-
+    """The walk, told row by row, and its profile in the store, confirmed for this machine."""
     ready = warm.ready
-    result = search(warm, task.ladder, on_step)
+    result, forecast_versions = _search(task, reading, warm, tell)
     receipts = render_receipts(ready.job.recipe, result.chosen, ready.job.network_alpha)
     tell(FittedEvent(result.chosen, receipts))
     try:
-        reference = task.store.put(_profile_of(task, reading, ready, result))
+        reference = task.store.put(_profile_of(task, reading, ready, result, forecast_versions))
     except (ProfileError, DiskError) as error:
         return result, Kept(None, error)
     tell(ProfileEvent(reference.digest, reference.location, "written"))
@@ -85,10 +82,34 @@ def remember_confirmed(task: Task, digest: str, tell: Tell) -> None:
         tell(NoteEvent(f"this machine can't remember that it confirmed the profile: {error}"))
 
 
-def _profile_of(task: Task, reading: DeviceReading, ready: Ready, result: SearchResult) -> Profile:
+def _search(
+    task: Task, reading: DeviceReading, warm: WarmWorker, tell: Tell
+) -> tuple[SearchResult, Mapping[str, str] | None]:
+    """The walk, guided by forecasts where they can be had, and the versions those were made with."""
+    told: list[SearchStep] = []
+
+    def on_row(step: SearchStep) -> None:
+        told.append(step)
+        tell(TrialEvent(len(told), step))
+
+    with foresee(task, reading, warm.ready, tell) as known:
+        if known is None:
+            return search(warm, task.ladder, on_row), None
+        foresight, null = known
+        heard = Heard(on_row, on_row, lambda line: tell(NoteEvent(line, "learned")))
+        return guided_search(warm, task.ladder, foresight, heard), null.versions
+
+
+def _profile_of(
+    task: Task,
+    reading: DeviceReading,
+    ready: Ready,
+    result: SearchResult,
+    forecast_versions: Mapping[str, str] | None,
+) -> Profile:
     return profile_from(
         ready.job,
-        [step.outcome for step in result.steps],
+        [step.outcome for step in (*result.forecasts, *result.steps)],
         result.chosen,
         card_of(reading, ready),
         evidence=ready.evidence,
@@ -96,6 +117,7 @@ def _profile_of(task: Task, reading: DeviceReading, ready: Ready, result: Search
         ladder=task.ladder,
         budget_bytes=reading.budget.bytes,
         created=datetime.now(UTC).date(),
+        forecast_versions=forecast_versions,
     )
 
 

@@ -22,7 +22,8 @@ Tell = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Task:
-    """What to fit. `config` goes to the workload's factory as it is; `limit_bytes` is the user's limit."""
+    """What to fit. `config` goes to the workload's factory as it is; `limit_bytes` is the user's limit.
+    `forecast_workload` is the factory of the same job on the null GPU; None walks by trials alone."""
 
     workload: str
     config: Mapping[str, Any]
@@ -32,6 +33,7 @@ class Task:
     limit_bytes: int | None = None
     worker_log: Path | None = None
     confirmations: Confirmations = field(default_factory=Confirmations)
+    forecast_workload: str | None = None
 
 
 def read_device(task: Task, tell: Tell) -> DeviceReading:
