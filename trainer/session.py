@@ -6,7 +6,7 @@ Owns what is on the device when. Trials and the full run use this same class; ne
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from autotune.device.session import DeviceSession
 from autotune.files import write_atomically
 from autotune.ladder.plan import Plan, Size
 from autotune.ladder.receipts import scaled_alpha
+from autotune.trial.record import tensors_in
 from trainer.adapters.export import base_metadata, lora_file, lora_tensors
 from trainer.adapters.lora import Adapter, attach
 from trainer.config.schema import TrainConfig
@@ -127,7 +128,7 @@ class TrainingSession:
     def tensors(self) -> Mapping[str, Iterable[Tensor]]:
         """What the session holds by kind, wherever it is now: `adapters`, `gradients`, `optimizer`."""
         parameters = self.parts.adapter.parameters()
-        state = [tensor for values in self.parts.optimizer.state.values() for tensor in _tensors_in(values)]
+        state = tensors_in(self.parts.optimizer.state)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return {"adapters": parameters, "gradients": gradients, "optimizer": state}
 
@@ -258,18 +259,6 @@ def _switch_encoder_checkpointing(encoder: TextEncoder, on: bool) -> None:
             encoder.disable_input_require_grads()
     else:
         getattr(encoder, f"{kind}_checkpointing_disable")()
-
-
-def _tensors_in(values: object) -> Iterator[Tensor]:
-    """The tensors of one parameter's state; quantised ones keep some in lists and dictionaries of their own."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, Mapping):
-        for value in values.values():
-            yield from _tensors_in(value)
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors_in(value)
 
 
 def _tag_counts(dataset: Dataset) -> dict[str, int]:

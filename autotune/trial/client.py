@@ -14,7 +14,7 @@ from autotune.ladder.plan import Plan
 from autotune.trial import oom
 from autotune.trial.outcome import Outcome, Verdict
 from autotune.trial.process import CLOSE_WITHIN_S, POLL_S, Death, EndedError, Launch, WorkerProcess
-from autotune.trial.protocol import STEPS_TO_TIME, Failure, Op, Ready, Say, TrialReport
+from autotune.trial.protocol import STEPS_TO_TIME, Failure, Op, Ready, Recording, Say, TrialReport
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -94,14 +94,26 @@ class Worker:
         self._ready = Ready.from_json(body)
         return self._ready
 
-    def trial(self, plan: Plan, steps: int = STEPS_TO_TIME, lift_budget: bool = False) -> TrialReport:
+    def trial(
+        self,
+        plan: Plan,
+        steps: int = STEPS_TO_TIME,
+        lift_budget: bool = False,
+        record: Recording | None = None,
+    ) -> TrialReport:
         """Try `plan` with `steps` optimizer steps (at least two; three to time them).
 
         A worker that dies or hangs is an outcome too. Raises AutotuneError only for what the workload wants
         the user to know (a broken image, a missing model). `lift_budget` runs without the budget, as far as
-        the host's memory goes: on the virtual GPU only.
+        the host's memory goes: on the virtual GPU only. `record` asks for the report's `account`, on devices whose
+        memory PyTorch's allocator manages. Raises DiskError if its snapshot can't be written.
         """
-        fields = {"plan": plan.to_json(), "steps": steps, "lift_budget": lift_budget}
+        fields = {
+            "plan": plan.to_json(),
+            "steps": steps,
+            "lift_budget": lift_budget,
+            "record": record.to_json() if record else None,
+        }
         try:
             return TrialReport.from_json(self._ask(Op.TRIAL, Say.OUTCOME, self._on_event, **fields))
         except EndedError as ended:

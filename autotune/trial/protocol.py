@@ -17,6 +17,7 @@ from typing import Any
 import autotune.errors
 from autotune.device.session import Evidence
 from autotune.errors import AutotuneError, WorkerError
+from autotune.memory.account import Account
 from autotune.trial.oom import Kind
 from autotune.trial.outcome import Outcome
 from autotune.trial.workload import Job
@@ -29,7 +30,7 @@ class Op(StrEnum):
     """What the controller may ask."""
 
     OPEN = "open"  # workload, config, device, budget_bytes -> ready
-    TRIAL = "trial"  # plan, steps, lift_budget -> outcome
+    TRIAL = "trial"  # plan, steps, lift_budget, record -> outcome
     RUN = "run"  # plan -> summary
     CLOSE = "close"  # -> closed
 
@@ -82,13 +83,31 @@ class Ready:
 
 
 @dataclass(frozen=True)
+class Recording:
+    """That a trial shall be recorded; `snapshot` is the path for PyTorch's own memory snapshot, if one is wanted
+    (it holds the Python stack of each allocation, which takes time)."""
+
+    snapshot: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form that crosses the pipe."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> "Recording | None":
+        """The recording whose JSON form is `values`; None for None."""
+        return None if values is None else cls(**values)
+
+
+@dataclass(frozen=True)
 class TrialReport:
     """One trial as the worker saw it: the outcome, what failed, and the state the worker is left in.
 
     `kind` is what ran out (None for a trial that ran through). `leftover_bytes` is what stayed allocated on
     the device above the worker's baseline; `clean` says it is nothing. Unless `reusable`, replace the
     worker. `needs_more_than_bytes` is a lower bound of the plan's need, known after an out-of-memory that
-    names what was asked for. `traceback` is for the log.
+    names what was asked for. `traceback` is for the log. `account` tells where the bytes went, if the trial was
+    recorded; `place` the line of code in which it failed.
     """
 
     outcome: Outcome
@@ -98,17 +117,22 @@ class TrialReport:
     reusable: bool = True
     needs_more_than_bytes: int | None = None
     traceback: str = ""
+    account: Account | None = None
+    place: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form that crosses the pipe."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return values | {"outcome": self.outcome.to_json()}
+        account = self.account.to_json() if self.account else None
+        return values | {"outcome": self.outcome.to_json(), "account": account}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrialReport":
         """The record whose JSON form is `values`."""
         kind = Kind(values["kind"]) if values["kind"] is not None else None
-        return cls(**{**values, "outcome": Outcome.from_json(values["outcome"]), "kind": kind})
+        account = Account.from_json(values["account"]) if values["account"] else None
+        outcome = Outcome.from_json(values["outcome"])
+        return cls(**{**values, "outcome": outcome, "kind": kind, "account": account})
 
 
 @dataclass(frozen=True)

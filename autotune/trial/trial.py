@@ -18,10 +18,13 @@ from typing import Any
 from autotune.device.session import DeviceSession, Evidence
 from autotune.errors import AutotuneError
 from autotune.ladder.plan import Plan
+from autotune.memory.account import Account
 from autotune.memory.phases import PhasePeak
 from autotune.trial import oom
 from autotune.trial.outcome import Outcome, Verdict
-from autotune.trial.protocol import STEPS_TO_FIT, STEPS_TO_TIME, Failure, TrialReport
+from autotune.trial.place import place_of
+from autotune.trial.protocol import STEPS_TO_FIT, STEPS_TO_TIME, Failure, Recording, TrialReport
+from autotune.trial.record import Recorder, start_recorder
 from autotune.trial.workload import Session, Workload
 from autotune.units import MIB, format_mib
 
@@ -46,14 +49,21 @@ class Bench:
     clock: Callable[[], float] = time.perf_counter
 
 
-def run_trial(workload: Workload, plan: Plan, bench: Bench, steps: int = STEPS_TO_TIME) -> TrialReport:
+def run_trial(
+    workload: Workload,
+    plan: Plan,
+    bench: Bench,
+    steps: int = STEPS_TO_TIME,
+    recording: Recording | None = None,
+) -> TrialReport:
     """Try `plan`: phases before, `steps` optimizer steps (at least two), phases after; then clean up and
     prove it.
 
     Whatever the workload raises becomes an outcome, save errors meant for users (AutotuneError), which are
-    raised again after the clean-up, with the traceback as a note.
+    raised again after the clean-up, with the traceback as a note. With a `recording` the report has an account.
     """
-    meter = Meter(bench)
+    recorder = start_recorder(bench.device, recording)
+    meter = Meter(bench, recorder)
     opened: list[Session] = []
     ending: Ending | None = None
     try:
@@ -63,18 +73,21 @@ def run_trial(workload: Workload, plan: Plan, bench: Bench, steps: int = STEPS_T
         ending = describe_ending(error, meter)
         oom.forget(error)
     _close_all(opened, bench.device)
+    account = recorder.finish()
     state = settle(bench.device, bench.baseline_bytes)
+    recorder.write()
     if ending is not None and ending.for_user is not None:
         raise ending.for_user
     outcome = _conclude(plan, meter, ending)
-    return _report(outcome, ending, state)
+    return _report(outcome, ending, state, account)
 
 
 class Meter:
     """Peaks by phase and step times of one trial, as far as it got."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, recorder: Recorder | None = None) -> None:
         self.bench = bench
+        self.recorder = recorder or Recorder()
         self.peaks: list[PhasePeak] = []
         self.step_ms: list[float] = []
         self.phase_name = ""
@@ -90,7 +103,8 @@ class Meter:
         before = device.statistics()
         self.counters_before = self.counters_before or before
         try:
-            yield
+            with self.recorder.phase(name):
+                yield
             device.synchronize()
         finally:
             with contextlib.suppress(Exception):  # a poisoned context can't be read; the failure matters more
@@ -130,6 +144,7 @@ class Ending:
     reusable: bool
     traceback: str
     needs_more_than_bytes: int | None = None
+    place: str = ""
     for_user: AutotuneError | None = None
 
 
@@ -155,6 +170,7 @@ def describe_ending(error: BaseException, meter: Meter) -> Ending:
         reusable=finding.reusable,
         traceback=text,
         needs_more_than_bytes=_lower_bound(str(finding.culprit), meter) if is_memory else None,
+        place=place_of(error.__traceback__),
         for_user=Failure.of_error(error, text).to_error() if for_user else None,  # type: ignore[arg-type]
     )
 
@@ -197,8 +213,9 @@ _PARTS_OF_A_STEP = (
 
 def _go_through(workload: Workload, plan: Plan, meter: Meter, opened: list[Session], steps: int) -> None:
     with meter.phase(OPEN):
-        session = workload.open(plan, meter.bench.device)
+        session = workload.open(plan, meter.recorder.watched(meter.bench.device))
         opened.append(session)
+        meter.recorder.meet(session)
     for name in session.phases_before:
         with meter.phase(name):
             session.run_phase(name)
@@ -267,7 +284,7 @@ def _over_budget(meter: Meter) -> tuple[str, str] | None:
     return reason, largest.phase
 
 
-def _report(outcome: Outcome, ending: Ending | None, state: State) -> TrialReport:
+def _report(outcome: Outcome, ending: Ending | None, state: State, account: Account | None) -> TrialReport:
     return TrialReport(
         outcome=outcome,
         kind=ending.kind if ending else None,
@@ -276,6 +293,8 @@ def _report(outcome: Outcome, ending: Ending | None, state: State) -> TrialRepor
         reusable=state.clean and state.usable and (ending is None or ending.reusable),
         needs_more_than_bytes=ending.needs_more_than_bytes if ending else None,
         traceback=ending.traceback if ending else "",
+        account=account,
+        place=ending.place if ending else "",
     )
 
 

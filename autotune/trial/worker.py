@@ -23,7 +23,7 @@ from autotune.device.session import DeviceSession, DeviceSpec, Evidence, open_se
 from autotune.errors import AutotuneError, ConfigError, WorkerError
 from autotune.ladder.plan import Plan
 from autotune.trial import oom
-from autotune.trial.protocol import Failure, Op, Ready, Say, decode, encode
+from autotune.trial.protocol import Failure, Op, Ready, Recording, Say, decode, encode
 from autotune.trial.trial import Bench, run_trial, settle
 from autotune.trial.workload import Job, Trainable, Workload, load_factory
 from autotune.units import parse_size
@@ -176,7 +176,8 @@ class Server:
         workload, bench = self._opened()
         if request.get("lift_budget"):
             bench = self._without_budget(bench)
-        report = run_trial(workload, Plan.from_json(request["plan"]), bench, request["steps"])
+        recording = Recording.from_json(request.get("record"))
+        report = run_trial(workload, Plan.from_json(request["plan"]), bench, request["steps"], recording)
         if report.traceback:
             print(report.traceback, file=sys.stderr, flush=True)
         return Say.OUTCOME, report.to_json()

@@ -71,6 +71,9 @@ class Session(Protocol):
     def step(self) -> None:
         """One optimizer step over one logical batch of the worst bucket: the real training step."""
 
+    # A session may also have `tensors() -> Mapping[str, Iterable[Tensor]]`: what it holds now by category of
+    # `memory.account`, wherever it is. Recorded trials ask it; without it they know what was placed and stepped.
+
     def close(self) -> None:
         """Free everything on the device and undo every change to what stays warm. Never raises."""
 
