@@ -94,6 +94,16 @@ _QWEN: Config = {
     "head_dim": 16,
 }
 _VAE: Config = {"layers_per_block": 1, "block_out_channels": [4, 4, 8, 8], "norm_num_groups": 4}
+_QWEN_VL: Config = {
+    **_QWEN,
+    "hidden_size": 64,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]},
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_VIDEO_VAE: Config = {"base_dim": 8, "num_res_blocks": 1}
 _SMALL: dict[str, dict[str, Config]] = {
     "sd3": {
         "transformer": {
@@ -161,5 +171,54 @@ _SMALL: dict[str, dict[str, Config]] = {
         },
         "vae": _VAE,
         "text_encoder": _QWEN,
+    },
+    "qwenimage": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 64,
+            "axes_dims_rope": [8, 12, 12],
+        },
+        "vae": _VIDEO_VAE,
+        "text_encoder": _QWEN_VL,
+    },
+    "chroma": {
+        "transformer": {
+            "num_layers": 1,
+            "num_single_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 64,
+            "axes_dims_rope": [8, 12, 12],
+            "approximator_hidden_dim": 64,
+            "approximator_layers": 1,
+        },
+        "vae": _VAE,
+        "text_encoder": _T5,
+    },
+    "auraflow": {
+        "transformer": {
+            "num_mmdit_layers": 1,
+            "num_single_dit_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "joint_attention_dim": 64,
+            "caption_projection_dim": 64,
+            "pos_embed_max_size": 256,
+        },
+        "vae": _VAE,
+        "text_encoder": _T5,
+    },
+    "wan": {
+        "transformer": {
+            "num_layers": 2,
+            "num_attention_heads": 2,
+            "attention_head_dim": 32,
+            "text_dim": 64,
+            "ffn_dim": 128,
+        },
+        "vae": _VIDEO_VAE,
+        "text_encoder": _T5,
     },
 }

@@ -164,6 +164,10 @@ _HOMES = {
     "flux2": "flux2",
     "pixart": "pixart",
     "zimage": "zimage",
+    "qwenimage": "qwenimage",
+    "chroma": "chroma",
+    "auraflow": "auraflow",
+    "wan": "wan",
 }
 
 
@@ -174,6 +178,10 @@ _DENOISERS = {
     "Flux2Transformer2DModel": "flux2",
     "PixArtTransformer2DModel": "pixart",
     "ZImageTransformer2DModel": "zimage",
+    "QwenImageTransformer2DModel": "qwenimage",
+    "ChromaTransformer2DModel": "chroma",
+    "AuraFlowTransformer2DModel": "auraflow",
+    "WanTransformer3DModel": "wan",
 }
 
 

@@ -16,7 +16,7 @@ from trainer.families.conditioning import Conditioning
 from trainer.families.family import Family
 from trainer.families.noising import FlowRule
 from trainer.families.tokenizer import clip_tokenizer_of
-from trainer.families.transformer import TransformerFamily, pack, unpack, zeros
+from trainer.families.transformer import TransformerFamily, flux_positions, pack, unpack, zeros
 from trainer.families.words import word_ids, words_tokenizer
 
 _T5_LENGTH = 512
@@ -68,7 +68,7 @@ class Flux1(TransformerFamily):
             pooled_projections=conditioning.pooled.to(dtype),
             encoder_hidden_states=conditioning.hidden.to(dtype),
             txt_ids=zeros(conditioning.hidden.shape[1], 3, device=noisy.device, dtype=dtype),
-            img_ids=_positions(height // 2, width // 2, noisy.device).to(dtype),
+            img_ids=flux_positions(height // 2, width // 2, noisy.device).to(dtype),
             return_dict=False,
         )[0]
         return unpack(tokens, height, width)
@@ -83,16 +83,6 @@ def _guidance(denoiser: nn.Module, levels: Tensor) -> Tensor | None:
         return None
     value = _TRAINING_GUIDANCE if torch.is_grad_enabled() else _SAMPLING_GUIDANCE  # sampling takes no gradients
     return torch.full_like(levels, value, dtype=torch.float32)
-
-
-def _positions(height: int, width: int, device: torch.device) -> Tensor:
-    """(height * width, 3): nothing, row, column."""
-    rows = torch.arange(height, device=device)
-    columns = torch.arange(width, device=device)
-    places = torch.zeros(height, width, 3, device=device)
-    places[..., 1] += rows[:, None]
-    places[..., 2] += columns[None, :]
-    return places.reshape(height * width, 3)
 
 
 FLUX1 = Flux1(

@@ -16,11 +16,14 @@ _TEXT_CONFIGS = {
     "CLIPTextModel": "CLIPTextConfig",
     "CLIPTextModelWithProjection": "CLIPTextConfig",
     "T5EncoderModel": "T5Config",
+    "UMT5EncoderModel": "UMT5Config",
     "Qwen3Model": "Qwen3Config",
+    "Qwen2_5_VLTextModel": "Qwen2_5_VLTextConfig",
 }
 # A text encoder that isn't trained must say the same of a caption each time, in whichever mode it is. And T5's
 # encoder has one embedding under two names, whatever `tie_word_embeddings` says of the head, which it lacks.
-_ALWAYS = {"T5EncoderModel": {"dropout_rate": 0.0, "tie_word_embeddings": True}}
+_T5 = {"dropout_rate": 0.0, "tie_word_embeddings": True}
+_ALWAYS = {"T5EncoderModel": _T5, "UMT5EncoderModel": _T5}
 
 
 def make_part(kind: str, config: Config) -> nn.Module:

@@ -10,7 +10,7 @@ from trainer.families.components import Components, base_dtype
 from trainer.families.conditioning import Conditioning
 from trainer.families.family import Family
 from trainer.families.noising import TIMESTEPS, DdpmRule
-from trainer.families.transformer import TransformerFamily, zeros
+from trainer.families.transformer import TransformerFamily, token_mask, zeros
 from trainer.families.words import word_ids
 
 _LENGTH = 300
@@ -58,16 +58,10 @@ class PixArt(TransformerFamily):
             encoder_hidden_states=conditioning.hidden.to(dtype),
             timestep=levels.expand(len(noisy)),
             added_cond_kwargs={"resolution": None, "aspect_ratio": None},
-            encoder_attention_mask=_mask(conditioning, noisy.device),
+            encoder_attention_mask=token_mask(conditioning, noisy.device).long(),
             return_dict=False,
         )[0]
         return answer[:, : noisy.shape[1]]
-
-
-def _mask(conditioning: Conditioning, device: torch.device) -> Tensor:
-    assert conditioning.lengths is not None
-    lengths = torch.tensor(conditioning.lengths, device=device)
-    return (torch.arange(conditioning.hidden.shape[1], device=device)[None] < lengths[:, None]).long()
 
 
 PIXART = PixArt(

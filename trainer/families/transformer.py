@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from trainer.adapters.layout import PEFT, LoraLayout
 from trainer.config.schema import TrainConfig
 from trainer.families.components import Components, TextEncoder, Tokenizer
+from trainer.families.conditioning import Conditioning
 from trainer.families.family import Size
 from trainer.families.noising import FlowRule, NoiseRule
 from trainer.families.vae import KL, Codec
 from trainer.families.words import words_tokenizer
 
 # Layers that make scales and shifts of the timestep: no caption or picture passes through them.
-_MODULATION = re.compile(r"(^|\.)(norm\w*|adaLN_modulation|modulation\w*)\.")
+_MODULATION = re.compile(r"(^|\.)(norm\w*|adaLN_modulation|modulation\w*|(img|txt)_mod)\.")
 
 
 @dataclass(frozen=True)
@@ -111,3 +112,20 @@ def unpack(tokens: Tensor, height: int, width: int) -> Tensor:
     batch, _, channels = tokens.shape
     squares = tokens.view(batch, height // 2, width // 2, channels // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
     return squares.reshape(batch, channels // 4, height, width)
+
+
+def flux_positions(height: int, width: int, device: torch.device) -> Tensor:
+    """FLUX.1's positions of picture tokens, (height * width, 3): nothing, row, column."""
+    rows = torch.arange(height, device=device)
+    columns = torch.arange(width, device=device)
+    places = torch.zeros(height, width, 3, device=device)
+    places[..., 1] += rows[:, None]
+    places[..., 2] += columns[None, :]
+    return places.reshape(height * width, 3)
+
+
+def token_mask(conditioning: Conditioning, device: torch.device, extra: int = 0) -> Tensor:
+    """(B, L): which tokens of the captions are no padding, or among the first `extra` of it."""
+    assert conditioning.lengths is not None
+    lengths = torch.tensor(conditioning.lengths, device=device) + extra
+    return torch.arange(conditioning.hidden.shape[1], device=device)[None] < lengths[:, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from autotune.errors import ModelError
-from trainer.families.components import TextEncoder, Tokenizer
+from trainer.families.components import Components, TextEncoder, Tokenizer
 
 _CHARACTERS = 4  # of English text in a token of these vocabularies, about
 _RESERVED = 2  # padding and end
@@ -77,6 +77,15 @@ def word_ids(tokenizer: Tokenizer, captions: Sequence[str], length: int) -> tupl
         list(captions), padding="max_length", max_length=length, truncation=True, return_tensors="pt"
     )
     return batch.input_ids, batch.attention_mask, tuple(batch.attention_mask.sum(dim=1).tolist())
+
+
+def masked_hidden(components: Components, captions: Sequence[str], length: int) -> Tensor:
+    """The first text encoder's last hidden states (B, `length`, D) of `captions`, with zeros for padding."""
+    encoder = components.text_encoders[0]
+    ids, mask, _ = word_ids(components.tokenizers[0], captions, length)
+    shown = mask.to(encoder.device)
+    hidden: Tensor = encoder(ids.to(encoder.device), attention_mask=shown).last_hidden_state
+    return hidden * shown.unsqueeze(-1)
 
 
 def chat_prompts(tokenizer: Any, captions: Sequence[str], *, thinking: bool) -> list[str]:

@@ -12,8 +12,8 @@ from trainer.families.blank import blank_components, configs_of_folder
 from trainer.families.family import family_names, get_family
 
 CLIP_L, CLIP_L_PROJECTED, CLIP_H, CLIP_G = 123_060_480, 123_650_304, 340_387_840, 694_659_840
-T5, QWEN = 4_762_310_656, 4_022_468_096
-VAE_4, VAE_16, VAE_FLUX2 = 83_653_863, 83_819_683, 84_046_115
+T5, UMT5, PILE_T5, QWEN, QWEN_VL = 4_762_310_656, 5_680_910_336, 1_223_550_976, 4_022_468_096, 7_070_619_136
+VAE_4, VAE_16, VAE_FLUX2, VAE_VIDEO = 83_653_863, 83_819_683, 84_046_115, 126_892_531
 # Parameters of the published models: denoiser, VAE, text encoders.
 PUBLISHED = {
     ("sd1", "sd15"): (859_520_964, VAE_4, CLIP_L),
@@ -28,6 +28,11 @@ PUBLISHED = {
     ("flux2", "flux2-klein-4b"): (3_875_544_576, VAE_FLUX2, QWEN),
     ("pixart", "pixart-sigma"): (610_856_096, VAE_4, T5),
     ("zimage", "z-image"): (6_154_908_736, VAE_16, QWEN),
+    ("qwenimage", "qwen-image"): (20_430_401_088, VAE_VIDEO, QWEN_VL),
+    ("chroma", "chroma1"): (8_899_983_424, VAE_16, T5),
+    ("auraflow", "auraflow-0.3"): (6_858_605_568, VAE_4, PILE_T5),
+    ("wan", "wan21-1.3b"): (1_418_996_800, VAE_VIDEO, UMT5),
+    ("wan", "wan21-14b"): (14_288_491_584, VAE_VIDEO, UMT5),
 }
 # For a picture of 1024 x 768: latents, and what is told of two captions (hidden states, pooled).
 SHAPES = {
@@ -39,6 +44,10 @@ SHAPES = {
     "flux2": ((128, 48, 64), (2, 512, 7680), None),
     "pixart": ((4, 96, 128), (2, 300, 4096), None),
     "zimage": ((16, 96, 128), (2, 512, 2560), None),
+    "qwenimage": ((16, 96, 128), (2, 512, 3584), None),
+    "chroma": ((16, 96, 128), (2, 512, 4096), None),
+    "auraflow": ((4, 96, 128), (2, 256, 2048), None),
+    "wan": ((16, 96, 128), (2, 512, 4096), None),
 }
 # Modules that get LoRA layers: attention and MLP of every block.
 TARGETS = {
@@ -50,6 +59,10 @@ TARGETS = {
     "flux2": 5 * 12 + 20 * 2,
     "pixart": 28 * 10,
     "zimage": (30 + 2 + 2) * 7,
+    "qwenimage": 60 * 12,
+    "chroma": 19 * 12 + 38 * 5,
+    "auraflow": 4 * 14 + 32 * 7,
+    "wan": 30 * 10,
 }
 
 every_family = pytest.mark.parametrize("name", family_names())

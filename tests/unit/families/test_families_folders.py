@@ -21,7 +21,7 @@ from trainer.families.load import load_components
 from trainer.families.text import encode_prompts
 from trainer.families.vae import decode_latents
 
-FAMILIES = ("sd3", "flux1", "flux2", "pixart", "zimage")
+FAMILIES = ("sd3", "flux1", "flux2", "pixart", "zimage", "qwenimage", "chroma", "auraflow", "wan")
 each = pytest.mark.parametrize("name", FAMILIES)
 
 

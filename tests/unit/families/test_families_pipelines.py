@@ -23,6 +23,13 @@ EVENLY = [1.0, 2 / 3, 1 / 3]
 FLOW = {"shift": 1.0}
 
 
+class EvenScheduler(diffusers.FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]
+    """For a pipeline that takes no levels from its caller."""
+
+    def set_timesteps(self, *args: Any, device: Any = None, **options: Any) -> None:
+        super().set_timesteps(sigmas=EVENLY, device=device)
+
+
 def parts(name: str) -> tuple[Components, Conditioning, Conditioning, Tensor]:
     """A tiny model with an even schedule, what it is told of a prompt and of none, and the first noise."""
     family, components = get_family(name), tiny_components(name)
@@ -52,7 +59,7 @@ def theirs(kind: str, components: Components, call: dict[str, Any], *empty: str)
     pipeline = getattr(diffusers, kind)(**{**modules, **absent, **call.pop("modules", {})})
     pipeline.set_progress_bar_config(disable=True)
     size = {"width": SIZE[0], "height": SIZE[1], "num_inference_steps": STEPS}
-    return pipeline(**size, output_type="latent", **call).images
+    return pipeline(**size, output_type="latent", **call)[0]
 
 
 def test_flux1() -> None:
@@ -136,7 +143,70 @@ def test_pixart() -> None:
     torch.testing.assert_close(ours(components, [wanted, unwanted], 4.5), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["flux1", "sd3", "flux2", "zimage"])
+def test_chroma() -> None:
+    components, wanted, unwanted, noise = parts("chroma")
+    masks = [torch.arange(c.hidden.shape[1])[None] <= c.lengths[0] for c in (wanted, unwanted) if c.lengths]
+    call = {
+        "prompt_embeds": wanted.hidden,
+        "prompt_attention_mask": masks[0],
+        "negative_prompt_embeds": unwanted.hidden,
+        "negative_prompt_attention_mask": masks[1],
+        "guidance_scale": 4.0,
+        "sigmas": EVENLY,
+        "latents": diffusers.ChromaPipeline._pack_latents(noise, 1, 16, *noise.shape[2:]),
+    }
+    packed = theirs("ChromaPipeline", components, call, "text_encoder", "tokenizer")
+    expected = diffusers.ChromaPipeline._unpack_latents(packed, SIZE[1], SIZE[0], 8)
+    torch.testing.assert_close(ours(components, [wanted, unwanted], 4.0), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_auraflow() -> None:
+    components, wanted, unwanted, noise = parts("auraflow")
+    ones = torch.ones(1, wanted.hidden.shape[1])
+    call = {
+        "prompt_embeds": wanted.hidden,
+        "prompt_attention_mask": ones,
+        "negative_prompt_embeds": unwanted.hidden,
+        "negative_prompt_attention_mask": ones,
+        "guidance_scale": 3.5,
+        "sigmas": EVENLY,
+        "latents": noise,
+    }
+    expected = theirs("AuraFlowPipeline", components, call, "text_encoder", "tokenizer")
+    torch.testing.assert_close(ours(components, [wanted, unwanted], 3.5), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_qwenimage() -> None:
+    components, wanted, _, noise = parts("qwenimage")
+    assert wanted.lengths is not None
+    call = {
+        "prompt_embeds": wanted.hidden[:, : wanted.lengths[0]],
+        "prompt_embeds_mask": torch.ones(1, wanted.lengths[0]),
+        "true_cfg_scale": 1.0,
+        "sigmas": EVENLY,
+        "latents": diffusers.QwenImagePipeline._pack_latents(noise, 1, 16, *noise.shape[2:]),
+    }
+    packed = theirs("QwenImagePipeline", components, call, "text_encoder", "tokenizer")
+    expected = diffusers.QwenImagePipeline._unpack_latents(packed, SIZE[1], SIZE[0], 8).squeeze(2)
+    torch.testing.assert_close(ours(components, [wanted], 1.0), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_wan_takes_a_picture_for_a_video_of_one_frame() -> None:
+    components, wanted, unwanted, noise = parts("wan")
+    call = {
+        "modules": {"scheduler": EvenScheduler()},
+        "prompt_embeds": wanted.hidden,
+        "negative_prompt_embeds": unwanted.hidden,
+        "guidance_scale": 5.0,
+        "num_frames": 1,
+        "latents": noise.unsqueeze(2),
+    }
+    expected = theirs("WanPipeline", components, call, "text_encoder", "tokenizer")
+    mine = ours(components, [wanted, unwanted], 5.0)
+    torch.testing.assert_close(mine, expected.squeeze(2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["flux1", "sd3", "flux2", "zimage", "wan"])
 def test_flow_matching_goes_straight_from_the_picture_to_the_noise(name: str) -> None:
     components = tiny_components(name)
     rule, schedule = get_family(name).rule, components.scheduler

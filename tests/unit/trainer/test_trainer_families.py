@@ -57,19 +57,17 @@ def train(
 
 
 @every_family
-def test_a_tiny_model_learns_in_three_steps_and_paints(name: str, photos: tuple[TrainConfig, Dataset]) -> None:
+def test_a_tiny_model_learns_and_paints_and_checkpointing_changes_nothing(
+    name: str, photos: tuple[TrainConfig, Dataset]
+) -> None:
     losses, picture, adapter = train(tiny_components(name), *photos, checkpointing=False)
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0]  # the same noise on the same pictures: it must go down
     assert largest_change(adapter) > 0
     assert picture.startswith(b"\x89PNG")
 
-
-@every_family
-def test_checkpointing_changes_neither_loss_nor_learning(name: str, photos: tuple[TrainConfig, Dataset]) -> None:
-    plain, _, adapter = train(tiny_components(name), *photos, checkpointing=False)
     again, _, other = train(tiny_components(name), *photos, checkpointing=True)
-    assert again == pytest.approx(plain, rel=1e-5)
+    assert again == pytest.approx(losses, rel=1e-5)
     pairs = zip(adapter.parameters(), other.parameters(), strict=True)
     assert max(float((one - two).detach().abs().max()) for one, two in pairs) < 1e-4
 
