@@ -20,13 +20,16 @@ from trainer.families.family import get_family
 
 
 def lora_tensors(adapter: Adapter, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The file's tensors on the host: per module down, up (in `dtype`) and the 0-dim alpha."""
+    """The file's tensors on the host: per module down and up in `dtype`, and the 0-dim alpha where the layout has
+    one; else the scale, alpha / rank, is in up."""
     layout = adapter.layout
     tensors: dict[str, Tensor] = {}
     for pair in adapter.pairs:
+        up = pair.up if layout.alpha else pair.up * (adapter.alpha / adapter.rank)
         tensors[pair.name + layout.down] = _stored(pair.down, dtype)
-        tensors[pair.name + layout.up] = _stored(pair.up, dtype)
-        tensors[pair.name + layout.alpha] = torch.tensor(float(adapter.alpha), dtype=dtype)
+        tensors[pair.name + layout.up] = _stored(up, dtype)
+        if layout.alpha:
+            tensors[pair.name + layout.alpha] = torch.tensor(float(adapter.alpha), dtype=dtype)
     return tensors
 
 
@@ -35,9 +38,8 @@ def base_metadata(adapter: Adapter, family: str, title: str, v_prediction: bool 
     known = get_family(family)
     prediction_type = known.rule.prediction_type or ("v" if v_prediction else "epsilon")
     return {
-        "ss_network_module": "networks.lora",
         "ss_network_dim": str(adapter.rank),
-        "ss_network_alpha": str(float(adapter.alpha)),
+        "ss_network_alpha": str(float(adapter.alpha if adapter.layout.alpha else adapter.rank)),
         "ss_network_args": "{}",
         "ss_output_name": title,
         "modelspec.sai_model_spec": "1.0.1",

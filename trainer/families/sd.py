@@ -213,6 +213,7 @@ SD1 = StableDiffusion(
     resolution_floor=256,
     lora_metadata={
         "ss_v2": "False",
+        "ss_network_module": "networks.lora",
         "ss_base_model_version": "sd_v1",
         "modelspec.architecture": "stable-diffusion-v1/lora",
         "modelspec.implementation": "diffusers",
@@ -227,6 +228,7 @@ SD2 = StableDiffusion(
     pad_token=ZERO,
     lora_metadata={
         "ss_v2": "True",
+        "ss_network_module": "networks.lora",
         "ss_base_model_version": "sd_v2",
         "modelspec.architecture": "stable-diffusion-v2-768-v/lora",
         "modelspec.implementation": "diffusers",
@@ -242,6 +244,7 @@ SDXL = Sdxl(
     vae_needs_float32=True,
     lora_metadata={
         "ss_v2": "False",
+        "ss_network_module": "networks.lora",
         "ss_base_model_version": "sdxl_base_v1-0",
         "modelspec.architecture": "stable-diffusion-xl-v1-base/lora",
         "modelspec.implementation": "https://github.com/Stability-AI/generative-models",
