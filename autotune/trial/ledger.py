@@ -64,7 +64,7 @@ class Ledger:
 
     def apply(self, event: Event) -> Change:
         """Follow one trace event; what is no matter of memory (a snapshot, an out-of-memory) changes nothing."""
-        address, size = int(event["addr"]), int(event["size"])
+        address, size = int(event.get("addr", 0)), int(event["size"])  # an out-of-memory has no address
         match event["action"]:
             case "alloc":
                 return self._allocate(address, size)

@@ -101,11 +101,12 @@ class HistoryRecorder(Recorder):
         self._note({WEIGHTS: _tensors_of(module)})
 
     def finish(self) -> Account | None:
-        """The account; None where the device can't be read any more (a poisoned context)."""
+        """The account; None where there can be none, as when the device can't be read any more (a poisoned
+        context): the trial itself is worth more, so the reason goes to the log."""
         try:
             self._return_workspaces()
             return self._read()
-        except RuntimeError:
+        except Exception:
             traceback.print_exc()
             return None
         finally:
