@@ -38,6 +38,10 @@ NoForecast = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+null_app = typer.Typer(no_args_is_help=True, help="The null GPU: PyTorch's CUDA memory without a card.")
+app.add_typer(null_app, name="null")
+
+
 @app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
@@ -113,6 +117,27 @@ def main() -> None:
     """Entry point of the console script."""
     _run(_check_trainer_is_ours, debug=False)
     app()
+
+
+@null_app.command("install")
+def null_install(
+    torch: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="The torch to fetch (default: the installed one's).")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Fetch the CUDA build of torch (530 MB, without NVIDIA's packages) and build the null GPU's libraries."""
+    from autotune.cli import null as command
+
+    _run(lambda: command.install(torch), debug)
+
+
+@null_app.command("status")
+def null_status(debug: Debug = False) -> None:
+    """Say whether the null GPU is ready here, and where its parts are."""
+    from autotune.cli import null as command
+
+    _run(command.status, debug)
 
 
 def _run(command: Callable[[], None], debug: bool) -> None:

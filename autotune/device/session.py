@@ -55,10 +55,13 @@ class DeviceSpec:
         return f"{self.kind}:{self.argument}" if self.argument else self.kind
 
     def _check(self, text: str) -> None:
-        way_out = "Use cuda, cuda:N, or virtual:SIZE such as virtual:2GiB."
+        way_out = "Use cuda, cuda:N, null:CARD such as null:rtx-3060-12gb, or virtual:SIZE such as virtual:2GiB."
         if self.kind == "cuda" and (not self.argument or self.argument.isdigit()):
             return
         if self.kind == "null" and self.argument:
+            from autotune.device.null.card import NullCard
+
+            NullCard.parse(self.argument)
             return
         if self.kind == "virtual":
             try:
@@ -125,7 +128,7 @@ def open_session(spec: DeviceSpec) -> DeviceSession:
         from autotune.device.cuda import CudaSession
 
         return CudaSession(int(spec.argument or 0))
-    raise DeviceError(
-        f"device {spec} can't be opened: the null GPU is not part of this version.",
-        "Use virtual:SIZE for a real run with counted memory, or cuda on a machine with a card.",
-    )
+    from autotune.device.null.card import NullCard
+    from autotune.device.null.session import NullSession
+
+    return NullSession(NullCard.parse(spec.argument))

@@ -5,6 +5,7 @@ worker outlive its `with` block.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -81,7 +82,7 @@ class Worker:
     def open(self) -> Ready:
         """Start the process, make the workload and open the device. Raises what the worker raised
         (AutotuneError), or WorkerError if it died or hung."""
-        self._process = WorkerProcess(self.launch)
+        self._process = WorkerProcess(self._equipped())
         body = self._ask_or_raise(
             Op.OPEN,
             Say.READY,
@@ -141,6 +142,17 @@ class Worker:
             pass
         finally:
             process.end()
+
+    def _equipped(self) -> Launch:
+        """The launch, on a null card in an environment in which torch finds it."""
+        if self.device.kind != "null":
+            return self.launch
+        from autotune.device.null.card import NullCard
+        from autotune.device.null.environment import null_environment
+
+        cards = [NullCard.parse(self.device.argument)]
+        environment = null_environment(cards, self.launch.environment, python=self.launch.python)
+        return replace(self.launch, environment=environment)
 
     def _ask_or_raise(self, op: Op, answer: Say, on_event: OnEvent, **fields: Any) -> Mapping[str, Any]:
         try:

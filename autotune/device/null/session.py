@@ -1,0 +1,89 @@
+"""The null GPU inside a worker: PyTorch's CUDA device, whose memory is real and whose arithmetic is absent.
+
+Owns what differs from a card: the context is a figure instead of a measurement, and models that have no memory
+yet (on `meta`) get theirs here. Only workers import this module, in an environment made by `environment`.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from autotune.device.cuda import CudaSession
+from autotune.device.null.card import NullCard
+from autotune.device.null.environment import CARDS
+from autotune.device.session import Evidence, Placed
+from autotune.errors import DeviceError
+
+Change = Callable[[Tensor], Tensor]
+
+
+class NullSession(CudaSession):
+    """A null card opened in this process; see DeviceSession for the contract.
+
+    Every number read back is zero. `evict` of a module gives its memory up for good and leaves it on `meta`, so
+    that no model ever needs host memory; what `place` makes of it next time has no values either.
+    """
+
+    evidence = Evidence.FORECAST
+
+    def __init__(self, card: NullCard) -> None:
+        """Open the card this process was started on. Raises DeviceError if it was started without one."""
+        if CARDS not in os.environ:
+            raise DeviceError(
+                f"null:{card.slug} can't be opened: this process was not started on a null card.",
+                "Workers are started so by themselves; other programs need `autotune dryrun`.",
+            )
+        super().__init__(0, (card.context_low_bytes, card.context_high_bytes))
+        self.name = f"null:{card.slug}"
+        self.card = card
+
+    def place(self, thing: Placed) -> Placed:
+        """Move a module in place, or a tensor as a copy, to the card. May raise torch.OutOfMemoryError.
+
+        A module's parameters stay the objects they are: optimizers hold them.
+        """
+        if isinstance(thing, nn.Module):
+            return _convert(thing, self._on_card)
+        return self._on_card(thing)
+
+    def evict(self, thing: Placed) -> Placed:
+        """A module to `meta`, in place; a tensor as a copy of zeros to the host."""
+        if isinstance(thing, nn.Module):
+            return _convert(thing, lambda tensor: tensor.to("meta"))
+        return thing.to("cpu")
+
+    def context_bytes(self) -> int:
+        """What a context takes at most on this card: the safe end of the interval, as none is there to measure."""
+        return self.card.context_high_bytes
+
+    def _on_card(self, tensor: Tensor) -> Tensor:
+        if tensor.is_meta:
+            return torch.empty_like(tensor, device=self.torch_device)
+        return tensor.to(self.torch_device)
+
+
+def _convert(module: nn.Module, change: Change) -> nn.Module:
+    """Change every parameter and buffer of `module` in place; what is shared stays shared."""
+    done: dict[int, Tensor] = {}
+    with torch.no_grad():
+        for part in module.modules():
+            for parameter in part._parameters.values():
+                if parameter is not None and id(parameter) not in done:
+                    _replace(parameter, change(parameter.detach()))
+                    done[id(parameter)] = parameter
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = done.setdefault(id(buffer), change(buffer))
+    return module
+
+
+def _replace(parameter: nn.Parameter, values: Tensor) -> None:
+    """Give `parameter` new memory. `data` can't be set across kinds of device such as meta and CUDA; swapping the
+    tensors behind the Python objects can (torch.utils.swap_tensors)."""
+    parameter.grad = None
+    if parameter.device == values.device:
+        return
+    fresh = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, fresh)  # type: ignore[no-untyped-call]
