@@ -21,7 +21,7 @@ from trainer.data.buckets import assign_buckets, worst_bucket
 from trainer.data.checks import check_images
 from trainer.data.samples import Dataset, Sample, load_dataset
 from trainer.families.components import Components
-from trainer.families.family import get_family
+from trainer.families.family import check_sizes, get_family, trainable_config
 from trainer.families.load import load_components
 from trainer.loop import Buckets, total_steps, train
 from trainer.precision import dtype_of
@@ -52,11 +52,12 @@ class LoraWorkload:
         pictures: Pictures = FILES,
     ) -> None:
         """`components` are the base model, on the host or blank; `notes` are shown before anything runs."""
-        self._config = config
+        family = get_family(components.family)
+        self._config = trainable_config(family, config)
         self._components = components
         self._dataset = dataset
         self._pictures = pictures
-        self._notes = (*notes, *get_family(self._components.family).notes(config))
+        self._notes = (*notes, *family.notes(config))
 
     def job(self) -> Job:
         """The job of this config: its label, what is matched, the recipe."""
@@ -78,7 +79,9 @@ class LoraWorkload:
         return Setup(self._config, self._components, self._dataset, steps, self._pictures)
 
     def _buckets(self, resolutions: tuple[Size, ...]) -> dict[int, Size]:
-        return assign_buckets(self._dataset, resolutions, self._config)
+        buckets = assign_buckets(self._dataset, resolutions, self._config)
+        check_sizes(get_family(self._components.family), buckets.values())
+        return buckets
 
     def _recipe(self) -> Recipe:
         config = self._config

@@ -4,11 +4,11 @@ Owns the `Family` protocol: everything that differs between families is behind i
 that nobody else asks which family it is. Without torch until a family is asked for.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
-from autotune.errors import ModelError
+from autotune.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,6 +67,11 @@ class Family(Protocol):
     @property
     def vae_needs_float32(self) -> bool:
         """Whether the published VAE overflows in half precision."""
+        ...
+
+    @property
+    def trains_text(self) -> bool:
+        """Whether any text encoder of the family can be trained."""
         ...
 
     @property
@@ -201,3 +206,28 @@ def get_family(name: str) -> Family:
         raise ModelError(f"{name!r} is no model family.", f"Known: {', '.join(_HOMES)}.")
     families: dict[str, Family] = import_module(f"trainer.families.{_HOMES[name]}").FAMILIES
     return families[name]
+
+
+def trainable_config(family: Family, config: "TrainConfig") -> "TrainConfig":
+    """`config` without what `family` can't do: where no text encoder can be trained, none is.
+
+    Raises ConfigError when nothing is left to train.
+    """
+    if family.trains_text or not config.trains_text_encoder:
+        return config
+    if not config.trains_unet:
+        raise ConfigError(
+            f"nothing is left to train: {family.title}'s text encoder can't be.",
+            "Set network_train_text_encoder_only = false.",
+        )
+    return config.model_copy(update={"network_train_unet_only": True})
+
+
+def check_sizes(family: Family, sizes: Iterable[Size]) -> None:
+    """Raise ConfigError for a size (width, height in pixels) that `family`'s latents don't divide evenly."""
+    for width, height in sizes:
+        if width % family.size_step or height % family.size_step:
+            raise ConfigError(
+                f"pictures of {width}x{height} pixels don't suit {family.title}.",
+                f"Use multiples of {family.size_step} in resolution and bucket_reso_steps.",
+            )

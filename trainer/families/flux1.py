@@ -99,6 +99,7 @@ FLUX1 = Flux1(
     architecture="flux-1-dev",
     guidance=1.0,
     rule=FlowRule(shift=3.0),
+    trains_text=True,
 )
 
 FAMILIES: dict[str, Family] = {"flux1": FLUX1}

@@ -48,6 +48,7 @@ class StableDiffusion:
     parts: Mapping[str, str] = field(default_factory=lambda: _UNET_PARTS)
     size_step: int = 8
     vae_needs_float32: bool = False
+    trains_text: bool = True
     rule: NoiseRule = field(default_factory=lambda: DdpmRule(_SCHEDULE))
     codec: Codec = KL
     guidance: float = 7.5

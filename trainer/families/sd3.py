@@ -97,6 +97,7 @@ SD3 = StableDiffusion3(
     architecture="stable-diffusion-3",
     guidance=7.0,
     rule=FlowRule(shift=3.0),
+    trains_text=True,
 )
 
 FAMILIES: dict[str, Family] = {"sd3": SD3}

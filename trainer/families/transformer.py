@@ -41,6 +41,7 @@ class TransformerFamily:
     resolution_floor: int = 512
     size_step: int = 16
     vae_needs_float32: bool = False
+    trains_text: bool = False
     lora_layout: LoraLayout = PEFT
 
     @property
@@ -90,6 +91,8 @@ class TransformerFamily:
         """See Family."""
         skip, snr = config.clip_skip, config.min_snr_gamma
         notes = [f"clip_skip = {skip} has no effect: {self.title} reads fixed layers"] * (skip is not None)
+        if config.trains_text_encoder and not self.trains_text:
+            notes.append(f"the text encoder is not trained: {self.title}'s is only read")
         return notes + [f"min_snr_gamma = {snr} has no effect: {self.title} learns velocity by flow matching"] * (
             snr is not None and self.rule.prediction_type is not None
         )
