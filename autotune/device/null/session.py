@@ -6,6 +6,7 @@ yet (on `meta`) get theirs here. Only workers import this module, in an environm
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ class NullSession(CudaSession):
     def place(self, thing: Placed) -> Placed:
         """Move a module in place, or a tensor as a copy, to the card. May raise torch.OutOfMemoryError.
 
-        A module's parameters stay the objects they are: optimizers hold them.
+        A module's trainable parameters stay the objects they are: optimizers hold them.
         """
         if isinstance(thing, nn.Module):
             return _convert(thing, self._on_card)
@@ -65,25 +66,35 @@ class NullSession(CudaSession):
 
 
 def _convert(module: nn.Module, change: Change) -> nn.Module:
-    """Change every parameter and buffer of `module` in place; what is shared stays shared."""
+    """Change every parameter and buffer of `module` in place; what is shared stays shared.
+
+    Trainable parameters stay the objects they are, for optimizers and graphs hold them, and keep to the host and
+    the card, between which `data` can be set. Frozen ones are replaced, so that they may go to `meta` and back.
+    """
     done: dict[int, Tensor] = {}
     with torch.no_grad():
         for part in module.modules():
-            for parameter in part._parameters.values():
-                if parameter is not None and id(parameter) not in done:
-                    _replace(parameter, change(parameter.detach()))
-                    done[id(parameter)] = parameter
+            for name, parameter in part._parameters.items():
+                if parameter is None:
+                    continue
+                if parameter.requires_grad:
+                    parameter.data = _kept(parameter, change)
+                else:
+                    part._parameters[name] = _shared(
+                        done, parameter, lambda p: nn.Parameter(change(p.data), False)
+                    )
             for name, buffer in part._buffers.items():
                 if buffer is not None:
-                    part._buffers[name] = done.setdefault(id(buffer), change(buffer))
+                    part._buffers[name] = _shared(done, buffer, change)
     return module
 
 
-def _replace(parameter: nn.Parameter, values: Tensor) -> None:
-    """Give `parameter` new memory. `data` can't be set across kinds of device such as meta and CUDA; swapping the
-    tensors behind the Python objects can (torch.utils.swap_tensors)."""
-    parameter.grad = None
-    if parameter.device == values.device:
-        return
-    fresh = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    torch.utils.swap_tensors(parameter, fresh)  # type: ignore[no-untyped-call]
+def _kept(parameter: nn.Parameter, change: Change) -> Tensor:
+    values = change(parameter.detach())
+    return parameter.detach().to("cpu") if values.is_meta else values
+
+
+def _shared(done: dict[int, Tensor], tensor: Tensor, change: Change) -> Any:
+    if id(tensor) not in done:
+        done[id(tensor)] = change(tensor)
+    return done[id(tensor)]
