@@ -1,7 +1,8 @@
 """How right forecasts are: published measurements of real cards beside forecasts for the same runs.
 
 Owns the comparison, its table, and the JSON object on the last line. Every row of the file is replayed on the
-null card it names, or counted with the reason why it can't be. Must never choose a figure by looking at what was measured.
+null card it names, or counted with the reason why it can't be. Must never choose a figure by looking at what was
+measured.
 `python -m bench.forecast_accuracy --rows FILE.csv [--quick] [--jobs N]`
 """
 

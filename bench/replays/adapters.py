@@ -8,6 +8,7 @@ from the row's.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 # Settings of the PEFT image generation benchmark's experiments (method_comparison/image-gen/experiments of the
 # peft repository), beside rank, alpha and targets, which the row tells.
@@ -40,6 +41,9 @@ _ALPHA_NAMES = {"LORA": "lora_alpha", "ADALORA": "lora_alpha", "LOHA": "alpha", 
 _RANKLESS = {"IA3", "OFT", "BOFT", "FOURIERFT", "C3A", "LN_TUNING", "ROAD", "WAVEFT"}
 _ALIASES = {"BONE": "MISS", "LNTUNING": "LN_TUNING", "VB_LORA": "VBLORA", "FOURIER_FT": "FOURIERFT"}
 # Ways to start a LoRA that leave the same tensors behind: the start needs values, the training does not.
+_DECOMPOSING = {"OSF", "FROD"}
+# Methods that draw indices or permutations when they are built, which `meta` can't hold.
+_VALUED = {"BOFT", "C3A", "FOURIERFT", "SHIRA", "WAVEFT"}
 _LORA_STARTS = {"pissa", "olora", "gaussian", "orthogonal", "loftq", "corda", "eva", "lora_ga"}
 
 
@@ -76,7 +80,7 @@ def add_adapter(
     for settings in _settings(adapter, rank, alpha, targets):
         if dropout:
             settings |= {"lora_dropout": dropout}
-        adapted = _build(build_base(), adapter, settings, trainable)
+        adapted = _build(build_base, adapter, settings, trainable)
         if adapted.matches is not False:
             return adapted
         first = first or adapted
@@ -117,24 +121,49 @@ def _split(adapter: str) -> tuple[str, dict[str, Any]]:
     return _ALIASES.get(method, method), flags
 
 
-def _build(base: Any, adapter: str, settings: Mapping[str, Any], expected: int | None) -> Adapted:
-    import torch
-    from peft import PeftType, get_peft_model
+def _build(
+    build_base: Callable[[], Any], adapter: str, settings: Mapping[str, Any], expected: int | None
+) -> Adapted:
+    from peft import PeftType
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     method, _ = _split(adapter)
     config_class = PEFT_TYPE_TO_CONFIG_MAPPING.get(PeftType.__members__.get(method))
     if config_class is None:
         raise AdapterError(f"PEFT has no method {adapter!r}")
-    try:
-        with torch.device("meta"):
-            model = get_peft_model(base, config_class(**settings), autocast_adapter_dtype=True)
-    except Exception as error:  # a method may need values, sizes or packages that are not here
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise AdapterError(f"PEFT can't build {adapter!r} here: {first}") from None
+    if method in _DECOMPOSING:
+        raise AdapterError(
+            f"{adapter!r} begins with a decomposition of every weight, and there are no weights here"
+        )
+    model = _wrap(build_base, config_class(**settings), adapter, on_host=method in _VALUED)
     count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     told = {
         name: value for name, value in settings.items() if name not in {"target_modules", "feedforward_modules"}
     }
     text = ", ".join(f"{name}={value}" for name, value in told.items())
     return Adapted(model, text, count, None if expected is None else count == expected)
+
+
+def _wrap(build_base: Callable[[], Any], config: Any, adapter: str, on_host: bool) -> Any:
+    """The adapted model on `meta`; on the host, in memory never touched, where building needs values."""
+    import torch
+    from peft import get_peft_model
+
+    base = build_base()
+    try:
+        if on_host:
+            with patch("torch.randperm", _places):
+                return get_peft_model(base.to_empty(device="cpu"), config, autocast_adapter_dtype=True)
+        with torch.device("meta"):
+            return get_peft_model(base, config, autocast_adapter_dtype=True)
+    except Exception as error:  # a method may need values, sizes or packages that are not here
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise AdapterError(f"PEFT can't build {adapter!r} here: {first}") from None
+
+
+def _places(count: int, **settings: Any) -> Any:
+    """In the place of a permutation of every weight's position, which takes minutes: where indices point doesn't
+    matter to memory."""
+    import torch
+
+    return torch.zeros(count, dtype=torch.int64, device=settings.get("device"))

@@ -1,12 +1,13 @@
 """The model of a row: its denoiser with the adapter that was trained, on `meta`.
 
-Owns which precision and dropout an adapter gets where the source leaves it to its trainer's defaults. Must never
-allocate memory.
+Owns which precision and dropout an adapter gets where the source leaves it to its trainer, and the move of
+a model without values to a device. Must never read weights.
 """
 
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bench.replays.adapters import add_adapter
 from bench.replays.denoisers import DENOISERS, build_denoiser, normal_name
@@ -15,8 +16,24 @@ from bench.replays.rows import Row
 TRAINER_DROPOUT = 0.1  # SimpleTuner's default of `lora_dropout`
 
 
+def place(model: Any, device: torch.device) -> None:
+    """Give every tensor of `model` memory on `device`: what is on `meta` gets some without values, the rest moves.
+
+    Plain tensors kept as attributes stay on the host, where models keep them.
+    """
+    if next(model.parameters()).is_meta:
+        model.to_empty(device=device)
+    else:
+        model.to(device)
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if name not in {"_parameters", "_buffers", "_modules"}:
+                vars(module)[name] = tree_map(_on_host, value) if _has_tensors(value) else value
+
+
 def build_model(row: Row) -> tuple[Any, dict[str, Any]]:
-    """The denoiser a row names with what it trains, on `meta`, and what to tell of the adapter.
+    """The denoiser a row names with what it trains, and what to tell of the adapter: on `meta`, or on the host in
+    memory never touched where a method needs values to build its adapter.
 
     Raises AdapterError for an adapter that can't be rebuilt.
     """
@@ -46,3 +63,15 @@ def _cast_adapters(model: Any, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) or (
+        isinstance(value, list | tuple | dict)
+        and any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(value))
+    )
+
+
+def _on_host(value: Any) -> Any:
+    is_blank = isinstance(value, torch.Tensor) and value.is_meta
+    return torch.zeros(value.shape, dtype=value.dtype) if is_blank else value

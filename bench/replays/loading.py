@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from autotune.device.session import DeviceSession
+from bench.replays.build import place
 from bench.replays.denoisers import DenoiserKind
 from bench.replays.loops import PROMPTS, REPEATS, Cached
 
@@ -44,7 +45,7 @@ def load_residents(model: Any, kind: DenoiserKind, device: DeviceSession) -> Res
     indices = torch.cat(picks)
     del picks
     vision = _vision_model().to_empty(device=card)
-    model.to_empty(device=card)
+    place(model, card)
     encoder, vae = _text_encoder(), _picture_encoder()
     prompts, text_ids = _encode_prompts(encoder, device)
     latents = _encode_pictures(vae, device)

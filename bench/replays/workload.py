@@ -1,7 +1,8 @@
 """Published runs as a workload for our own worker: `bench.replays.workload:create`.
 
 Owns the order of a replay: model, adapter, residents, loop, and giving everything back. One worker replays many
-rows one after another; each begins on an empty allocator. Must never print and never let one row's failure end another.
+rows one after another; each begins on an empty allocator. Must never print and never let one row's failure end
+another.
 """
 
 import gc
@@ -21,7 +22,7 @@ from autotune.ladder.plan import Plan, Recipe
 from autotune.trial.workload import Job, Report, Session
 from bench.replays import loading, loops
 from bench.replays.adapters import AdapterError
-from bench.replays.build import build_model
+from bench.replays.build import build_model, place
 from bench.replays.denoisers import DENOISERS, Batch, DenoiserKind, normal_name
 from bench.replays.loading import Residents
 from bench.replays.rows import Row
@@ -97,7 +98,7 @@ def _train(row: Row, kind: DenoiserKind, device: DeviceSession) -> tuple[list[lo
     model, told = build_model(row)
     residents = loading.load_residents(model, kind, device) if row.is_peft_benchmark else None
     if residents is None:
-        model.to_empty(device=device.torch_device)
+        place(model, device.torch_device)
     model.train()
     device.empty_cache()
     device.reset_peak()
