@@ -144,12 +144,14 @@ class Worker:
             process.end()
 
     def _equipped(self) -> Launch:
-        """The launch, on a null card in an environment in which torch finds it."""
+        """The launch, on a null card in an environment in which torch finds it; one that names its cards stays."""
         if self.device.kind != "null":
             return self.launch
         from autotune.device.null.card import NullCard
-        from autotune.device.null.environment import null_environment
+        from autotune.device.null.environment import CARDS, null_environment
 
+        if CARDS in (self.launch.environment or ()):
+            return self.launch
         cards = [NullCard.parse(self.device.argument)]
         environment = null_environment(cards, self.launch.environment, python=self.launch.python)
         return replace(self.launch, environment=environment)
