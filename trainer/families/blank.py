@@ -5,6 +5,7 @@ or from the config.json files of a model's folder.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from trainer.families.components import Components
 from trainer.families.detect import component_config, read_json
 from trainer.families.family import Family, get_family
 from trainer.families.parts import make_part
+from trainer.families.weights import build
 
 
 def blank_components(
@@ -68,8 +70,7 @@ def configs_of_folder(path: str | Path, family: str) -> dict[str, Config]:
 
 
 def _blank(kind: str, config: Config, dtype: torch.dtype) -> nn.Module:
-    with torch.device("meta"):
-        module = make_part(kind, config)
+    module = _empty(kind, config)
     stored = module.state_dict(keep_vars=True)
     casts = {id(tensor): _cast(tensor, dtype) for tensor in stored.values()}  # one may have two names
     for part_name, part in module.named_modules():
@@ -78,6 +79,19 @@ def _blank(kind: str, config: Config, dtype: torch.dtype) -> nn.Module:
                 if tensor is not None and f"{part_name}.{name}".lstrip(".") in stored:
                     own[name] = casts[id(tensor)]
     return module.requires_grad_(False).eval()
+
+
+def _empty(kind: str, config: Config) -> nn.Module:
+    """Everything on `meta` but tensors that a module keeps beside parameters and buffers (Qwen-Image's rotations):
+    nothing ever moves or fills those, so they are real."""
+    with torch.device("meta"):
+        module = make_part(kind, config)
+    if not any(isinstance(value, torch.Tensor) for part in module.modules() for value in vars(part).values()):
+        return module
+    module = build(partial(make_part, kind, config))
+    for part in module.modules():
+        part._buffers.update({name: b.to("meta") for name, b in part._buffers.items() if b is not None})
+    return module
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -25,9 +25,10 @@ COMPONENTS = {
     "sd2": ("unet", "vae", "text_encoder"),
     "sdxl": ("unet", "vae", "text_encoder", "text_encoder_2"),
 }
+_IN_ONE_FILE = " in one file"
 _TRAINED = (
     "This version trains Stable Diffusion 1.x and SDXL, and from diffusers folders also Stable Diffusion 2.x "
-    "and 3.x, FLUX.1, FLUX.2-klein, PixArt-Sigma and Z-Image."
+    "and 3.x, FLUX.1, FLUX.2-klein, PixArt-Sigma, Z-Image, Qwen-Image, Chroma, AuraFlow and Wan 2.1."
 )
 
 
@@ -41,6 +42,11 @@ class Detected:
     kind: Kind
     detail: str
     obstacle: str = ""
+
+    @property
+    def has_known_figures(self) -> bool:
+        """Whether the model can be built: at most the layout of its file keeps it from being trained."""
+        return not self.obstacle or self.obstacle.endswith(_IN_ONE_FILE)
 
 
 def detect_family(path: str | Path, *, trainable: bool = True, weights: bool = True) -> Detected:
@@ -207,7 +213,7 @@ _FAMILY_NAMES = {
     "sd3": "Stable Diffusion 3",
     "unknown": "an unknown model",
 }
-_SD2 = "it is a Stable Diffusion 2.x model in one file"
+_SD2 = "it is a Stable Diffusion 2.x model" + _IN_ONE_FILE
 _REFINER = "it is the SDXL refiner, not the base model"
 _LORA_MARKS = (
     ".lora_down.weight",
@@ -238,9 +244,9 @@ def _file_family(shapes: Shapes) -> tuple[str, str]:
             "it is a LoRA, not a base model (pretrained_model_name_or_path wants the checkpoint)",
         )
     if _has(shapes, r"(model\.diffusion_model\.)?double_blocks\."):
-        return "flux1", "it is a FLUX model in one file"
+        return "flux1", "it is a FLUX model" + _IN_ONE_FILE
     if _has(shapes, r"(model\.diffusion_model\.)?joint_blocks\."):
-        return "sd3", "it is a Stable Diffusion 3 model in one file"
+        return "sd3", "it is a Stable Diffusion 3 model" + _IN_ONE_FILE
     if UNET_PREFIX + "input_blocks.0.0.weight" not in shapes:
         return "unknown", _without_unet(shapes)
     return _unet_family(shapes)

@@ -23,8 +23,10 @@ from trainer.families.header import read_header
 
 
 def family_of_base(path: Path) -> str:
-    """The family of the base model at `path`. Raises ModelError for one that can't be trained."""
-    return detect_family(path, weights=False).family
+    """The family of the base model at `path`, also where only the layout of its file keeps it from being trained.
+    Raises ModelError for any other that can't be trained."""
+    found = detect_family(path, trainable=False, weights=False)
+    return found.family if found.has_known_figures else detect_family(path, weights=False).family
 
 
 def configs_of_base(path: Path, family: str) -> dict[str, Config]:

@@ -83,6 +83,14 @@ def test_a_blank_model_has_the_published_parameters_and_takes_no_memory(name: st
 
 
 @every_family
+def test_what_a_module_keeps_beside_parameters_and_buffers_is_real(name: str) -> None:
+    components = blank_components(name)
+    parts = (part for module in components.modules for part in module.modules())
+    kept = [value for part in parts for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    assert not any(value.is_meta for value in kept)
+
+
+@every_family
 def test_precision_is_that_of_loading(name: str) -> None:
     components = blank_components(name, dtype=torch.float16)
     weights = {p.dtype for module in (components.denoiser, *components.text_encoders) for p in module.parameters()}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.errors import ModelError
 from trainer.families.detect import detect_family
+from trainer.families.figures import family_of_base
 
 UNET = "model.diffusion_model."
 SD1 = {
@@ -185,6 +186,24 @@ def test_folder_of_stable_diffusion_2_is_told_by_its_u_net(
     config.write_text(json.dumps(json.loads(config.read_text()) | {"use_linear_projection": True}))
     found = detect_family(folder)
     assert (found.family, found.obstacle) == ("sd2", "")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "family"), [("double_blocks.0.img_attn.qkv.weight", "flux1"), ("joint_blocks.0.x.weight", "sd3")]
+)
+def test_a_single_file_that_is_not_read_yet_still_tells_its_family(
+    write_header: Write, tensor: str, family: str
+) -> None:
+    path = write_header({tensor: (9, 3)})
+    assert family_of_base(path) == family
+    with pytest.raises(ModelError, match="in one file"):
+        detect_family(path)
+
+
+def test_an_inpainting_model_has_no_known_figures(write_header: Write) -> None:
+    path = write_header(SD1 | {"model.diffusion_model.input_blocks.0.0.weight": (320, 9, 3, 3)})
+    with pytest.raises(ModelError, match="an inpainting model"):
+        family_of_base(path)
 
 
 def test_folder_without_a_model_names_a_file_inside(tmp_path: Path) -> None:
