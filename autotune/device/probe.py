@@ -117,14 +117,24 @@ def reading_for(
         size = parse_size(spec.argument)
         budget = plain_budget(size, limit_bytes)
         return DeviceReading(spec, str(spec), size, size, budget, budget.notes)
-    if spec.kind != "cuda":
-        raise DeviceError(f"device {spec} has no card to read.", "Use cuda, cuda:N or virtual:SIZE.")
+    if spec.kind == "null":
+        return _read_null(spec, limit_bytes)
     machine = read_gpus(environ, source, ask)
     ordinals = visible_devices(machine, environ, ask)
     device = _pick(machine, ordinals, int(spec.argument or 0), os.environ if environ is None else environ)
     notes = (*machine.notes, *ordinals.notes)
     reading = _read_device(spec, device, notes, limit_bytes, own_pids)
     return replace(reading, driver_version=machine.driver_version, cuda_driver_version=machine.cuda_driver_version)
+
+
+def _read_null(spec: DeviceSpec, limit_bytes: int | None) -> DeviceReading:
+    """A null card as the card it stands for would be read with nobody on it: the same reserve is kept."""
+    from autotune.device.null.card import NullCard
+
+    card = NullCard.parse(spec.argument)
+    memory = MemoryUse(card.total_bytes, card.total_bytes, 0, None, "catalogue")
+    budget = make_budget(str(spec), memory, choose_reserve(False, False), limit_bytes=limit_bytes)
+    return DeviceReading(spec, card.name, card.total_bytes, card.total_bytes, budget, budget.notes)
 
 
 def detect_default_device(

@@ -98,7 +98,8 @@ NULL_API int nvmlDeviceGetDriverModel(void*, unsigned*, unsigned*) { return kUns
 NULL_API int nvmlDeviceGetDriverModel_v2(void*, unsigned*, unsigned*) { return kUnsupported; }
 NULL_API int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, void*) { return kUnsupported; }
 NULL_API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kUnsupported; }
-NULL_API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kUnsupported; }
+// Expandable segments insist on an answer: version, cluster, status, clique, state (0: not supported), health.
+NULL_API int nvmlDeviceGetGpuFabricInfoV(void*, unsigned char* info) { return memset(info + 4, 0, 28), kOk; }
 NULL_API int nvmlDeviceGetTemperature(void*, unsigned, unsigned*) { return kUnsupported; }
 NULL_API int nvmlDeviceGetPowerUsage(void*, unsigned*) { return kUnsupported; }
 NULL_API int nvmlDeviceGetClockInfo(void*, unsigned, unsigned*) { return kUnsupported; }
