@@ -170,7 +170,8 @@ class TrialTable:
             cell = describe_value(knob, value).ljust(self._widths[knob])
             text.append(cell, style="bold cyan" if knob == changed else "")
         text.append(f"{outcome.verdict.value:<8}", style=_STYLES.get(outcome.verdict, "bold red"))
-        text.append(f"{_mib(outcome.peak_allocated_bytes):>10}{_mib(outcome.peak_reserved_bytes):>10}")
+        cells = (f" {_mib(size)}" for size in (outcome.peak_allocated_bytes, outcome.peak_reserved_bytes))
+        text.append("".join(f"{cell:>10}" for cell in cells))
         text.append(f"{_ms(outcome.step_ms):>10}  {outcome.evidence.value}")
         self._write(text, soft_wrap=True)
         if outcome.reason:

@@ -27,7 +27,10 @@ Configs = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="key=value that wins over the files; may be repeated.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cuda, cuda:N or virtual:SIZE (the CPU with counted memory).")]
+Device = Annotated[
+    str,
+    typer.Option(help="auto, cuda, cuda:N, virtual:SIZE (the CPU with counted memory) or null:CARD (forecasts)."),
+]
 LadderName = Annotated[str, typer.Option("--ladder", help="classic, lossless-first, or a TOML file of rungs.")]
 VramLimit = Annotated[str | None, typer.Option(help="Use at most this much device memory, such as 8GiB.")]
 Profiles = Annotated[Path | None, typer.Option(help="Folder of profiles (default: the user's data folder).")]
@@ -71,6 +74,9 @@ def probe(
         Path | None, typer.Option(help="Record what the driver says, masked, into this file, and end.")
     ] = None,
     no_forecast: NoForecast = False,
+    family: Annotated[
+        str | None, typer.Option(help="What the base model is, on a null GPU, if it is not on this machine.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -84,7 +90,7 @@ def probe(
 
     options = command.ProbeOptions(
         config or (), overrides or (), device, all_cards, ladder, vram_limit, workload, write, profiles,
-        capture, as_json, not no_forecast,
+        capture, as_json, not no_forecast, family,
     )  # fmt: skip
     _run(lambda: command.run(options), debug)
 

@@ -43,6 +43,7 @@ class ProbeOptions:
     capture: Path | None = None
     as_json: bool = False
     forecast: bool = True
+    family: str | None = None
 
     @property
     def common(self) -> Common:
@@ -90,6 +91,11 @@ def _check(options: ProbeOptions) -> None:
         raise ConfigError(f"--all and --device {options.device} don't go together.", "Leave one of them out.")
     if options.write is not None:
         _check_write(options, options.write)
+    if options.family and (options.workload or not _on_null(options)):
+        raise ConfigError(
+            f"--family {options.family} can't take effect: it says what a base model is that is not here.",
+            "It goes with --device null:NAME and --config.",
+        )
     idle = [name for name, given in _NEED_A_JOB.items() if given(options)]
     if idle and not options.configs and not options.workload:
         raise ConfigError(
@@ -102,7 +108,12 @@ _NEED_A_JOB: dict[str, Callable[[ProbeOptions], object]] = {
     "--ladder": lambda options: options.ladder != DEFAULT_LADDER,
     "--profiles": lambda options: options.profiles is not None,
     "--no-forecast": lambda options: not options.forecast,
+    "--family": lambda options: options.family,
 }
+
+
+def _on_null(options: ProbeOptions) -> bool:
+    return options.device.strip().lower().startswith("null:")
 
 
 def _check_write(options: ProbeOptions, destination: Path) -> None:
@@ -158,17 +169,18 @@ def _probe_one(options: ProbeOptions, spec: DeviceSpec, screen: Screen) -> Answe
         screen.tell(DeviceEvent(reading))
         return Answer(device_json(reading))
     with ExitStack() as stack:
-        settings = None if options.workload else load_settings(options.common)
+        on_null = spec.kind == "null"
+        settings = None if options.workload else load_settings(options.common, files_must_exist=not on_null)
         folder = Path(settings.logging_dir if settings else "logs")
         log = stack.enter_context(RunLog(folder))
-        if settings:
+        if settings and not on_null:
             check_data(settings)
 
         def tell(event: Event) -> None:
             log.tell(event)
             screen.tell(event)
 
-        task = make_task(options.common, spec, options.workload, folder / "worker.log")
+        task = make_task(options.common, spec, options.workload, folder / "worker.log", options.family)
         probed = probe(task, tell)
         unwritten = None if options.write is None else _write(options, options.write, probed, tell)
         return Answer(probed_json(probed), probed.profile.error or unwritten)

@@ -42,12 +42,21 @@ def choose_device(text: str) -> DefaultDevice:
     return DefaultDevice(DeviceSpec.parse(text), "")
 
 
-def make_task(common: Common, device: DeviceSpec, workload: str | None, worker_log: Path | None) -> Task:
-    """The task behind the options. Raises ConfigError for a limit, ladder or workload that can't be read."""
+def make_task(
+    common: Common,
+    device: DeviceSpec,
+    workload: str | None,
+    worker_log: Path | None,
+    family: str | None = None,
+) -> Task:
+    """The task behind the options; `family` says on the null GPU what a base model is that is not here.
+
+    Raises ConfigError for a limit, ladder or workload that can't be read.
+    """
     on_null = FORECAST_TRAINER if workload is None else workload
     return Task(
         workload or (on_null if device.kind == "null" else TRAINER),
-        factory_config(common),
+        factory_config(common) | ({"family": family} if family else {}),
         device,
         load_ladder(common.ladder),
         open_store(common.profiles),
@@ -73,11 +82,12 @@ def open_store(profiles: Path | None) -> DirectoryStore:
     return DirectoryStore(folder, allow_simulated=not committed)
 
 
-def load_settings(common: Common) -> "TrainConfig":
-    """The settings of the config files and overrides. Raises ConfigError, or ModelError for no base model."""
+def load_settings(common: Common, files_must_exist: bool = True) -> "TrainConfig":
+    """The settings of the config files and overrides. Raises ConfigError, or ModelError for no base model (which
+    the null GPU can do without: `files_must_exist=False`)."""
     from trainer.config.loader import load_config
 
-    return load_config(common.configs, common.overrides).config
+    return load_config(common.configs, common.overrides, files_must_exist=files_must_exist).config
 
 
 def check_data(settings: "TrainConfig") -> None:

@@ -46,6 +46,11 @@ def run(options: TrainOptions) -> None:
     """Train and say what was written. Raises AutotuneError."""
     if not options.configs:
         raise ConfigError("no config was given.", "Give one with --config config.toml.")
+    if options.device.strip().lower().startswith("null:"):
+        raise ConfigError(
+            f"--device {options.device} computes nothing, so nothing can be trained on it.",
+            "Use autotune probe there, or train on cuda or virtual:SIZE.",
+        )
     settings = load_settings(options.common)
     folder = Path(settings.logging_dir)
     with RunLog(folder) as log, Screen() as screen:

@@ -5,17 +5,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from autotune.controller.events import FittedEvent, JobEvent, NoteEvent, ProfileEvent, TrialEvent
-from autotune.controller.foresight import foresee
+from autotune.controller.foresight import estimate_of, foresee
 from autotune.controller.task import Task, Tell, card_of, read_device, warm_worker
 from autotune.device.probe import DeviceReading
+from autotune.device.session import Evidence
 from autotune.errors import AutotuneError, DiskError, ProfileError
 from autotune.ladder.receipts import render_receipts
 from autotune.profile.build import check_job, profile_from
 from autotune.profile.schema import Profile
 from autotune.store.store import Reference
 from autotune.trial.guided import Heard, guided_search
+from autotune.trial.outcome import Outcome
 from autotune.trial.protocol import Ready
 from autotune.trial.search import SearchResult, SearchStep, WarmWorker, search
+from autotune.units import format_mib
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,21 @@ def _search(
 
     with foresee(task, reading, warm.ready, tell) as known:
         if known is None:
-            return search(warm, task.ladder, on_row), None
+            result = search(warm, task.ladder, on_row)
+            if warm.ready.evidence is Evidence.FORECAST:
+                tell(NoteEvent(_unseen(result.outcome)))
+            return result, None
         foresight, null = known
         heard = Heard(on_row, on_row, lambda line: tell(NoteEvent(line, "learned")))
         return guided_search(warm, task.ladder, foresight, heard), null.versions
+
+
+def _unseen(outcome: Outcome) -> str:
+    more = estimate_of(outcome).unseen.high_bytes
+    return (
+        "a null GPU can't see the scratch memory of NVIDIA's libraries: on the card the chosen plan may need up "
+        f"to {format_mib(more)} more"
+    )
 
 
 def _profile_of(

@@ -85,3 +85,10 @@ def test_a_pipe_gets_a_line_now_and_then_instead_of_a_bar():
             body = {"event": "step", "step": step, "steps": 100, "epoch": 1, "loss": 1.0, "learning_rate": 1e-4}
             shown.tell(WorkerEvent(body))
     assert len(out.getvalue().splitlines()) == 11
+
+
+def test_peaks_of_ten_thousand_mib_and_more_stay_apart():
+    out = io.StringIO()
+    peaks = {"peak_allocated_bytes": 11_294 * MIB, "peak_reserved_bytes": 11_360 * MIB}
+    TrialTable(Console(file=out, width=200).print).row(1, trial(PLAN, Verdict.FITS, **peaks))
+    assert "11,294 MiB 11,360 MiB" in out.getvalue()

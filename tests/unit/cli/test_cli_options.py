@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli import main, probe
+from autotune.cli import DEFAULT_LADDER, main, probe, train
 from autotune.cli.probe import ProbeOptions
 from autotune.cli.setup import open_store
+from autotune.cli.train import TrainOptions
 from autotune.device.session import Evidence
 from autotune.errors import ConfigError, ProfileError
 
@@ -18,11 +19,20 @@ from autotune.errors import ConfigError, ProfileError
         (ProbeOptions(capture=Path("c"), configs=[Path("config.toml")]), "--capture goes with no other option"),
         (ProbeOptions(capture=Path("c"), as_json=True), "--capture goes with no other option"),
         (ProbeOptions(vram_limit="1GiB", overrides=["seed=1"]), "--set can't take effect"),
+        (ProbeOptions(forecast=False), "--no-forecast can't take effect"),
+        (ProbeOptions(family="sdxl", configs=[Path("c.toml")]), "--family sdxl can't take effect"),
+        (ProbeOptions(family="sdxl", device="null:12GiB"), "--family can't take effect: there is nothing to fit"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(options, fault):
     with pytest.raises(ConfigError, match=fault):
         probe.run(options)
+
+
+def test_training_on_a_null_gpu_is_refused_before_anything_is_read():
+    options = TrainOptions([Path("missing.toml")], [], False, "null:rtx-3060-12gb", DEFAULT_LADDER, None, None)
+    with pytest.raises(ConfigError, match="computes nothing, so nothing can be trained"):
+        train.run(options)
 
 
 @pytest.mark.parametrize("inside", ["profiles", "profiles/mine"])

@@ -193,11 +193,6 @@ def test_a_virtual_device_is_its_size_and_nothing_else() -> None:
     assert (reading.budget.others_bytes, reading.budget.reserve_bytes, reading.gpu) == (0, 0, None)
 
 
-def test_a_null_device_has_no_card_to_read() -> None:
-    with pytest.raises(DeviceError, match="has no card"):
-        reading_for(DeviceSpec.parse("null:rtx-3060"))
-
-
 def test_the_default_is_the_first_card_that_torch_can_really_use() -> None:
     ask = torch_sees(device("GTX 1060", problem="no kernel image"), device("RTX 3090"))
     default = detect_default_device({}, ask=ask)
@@ -221,3 +216,14 @@ def test_a_machine_without_a_card_gives_a_virtual_gpu(tmp_path: Path) -> None:
         default = detect_default_device({}, ask=Torch())
     assert default.spec.kind == "virtual"
     assert default.reason.startswith("No NVIDIA card can be used: the installed torch")
+
+
+def test_a_null_card_is_read_from_the_catalogue_and_keeps_the_reserve_of_the_card_it_stands_for() -> None:
+    reading = reading_for(DeviceSpec("null", "rtx-3060-12gb"), source=None, ask=Torch())
+    assert reading.name == "NVIDIA GeForce RTX 3060"
+    assert reading.budget.bytes == reading.total_bytes - 128 * MIB
+    assert reading.gpu is None
+    limited = reading_for(DeviceSpec("null", "12GiB@8.6"), limit_bytes=6 * GIB)
+    assert limited.budget.bytes == 6 * GIB
+    with pytest.raises(DeviceError, match="not in the catalogue"):
+        reading_for(DeviceSpec("null", "voodoo-2"))
