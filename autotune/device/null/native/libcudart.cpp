@@ -265,12 +265,20 @@ NULL_API Error cudaStreamAddCallback(Stream stream, void (*function)(Stream, Err
 }
 
 // --- kernels ------------------------------------------------------------------------------------------------
+// PyTorch's wheels carry kernels for these architectures; a card runs those of the highest at or below its own, and
+// CUB looks for a policy under that number: on 8.9 it must be told 8.6 or it refuses (cudaErrorInvalidDeviceFunction).
+static int kernel_architecture(const Card& c) {
+  const int own = 10 * c.major + c.minor;
+  int found = 50;
+  for (int carried : {60, 70, 75, 80, 86, 90, 100, 120}) if (carried <= own) found = carried;
+  return found;
+}
 NULL_API Error cudaFuncGetAttributes(FuncAttributes* attributes, const void*) {
   const Card& c = card(current_card());
   memset(attributes, 0, sizeof *attributes);
   attributes->maxThreadsPerBlock = 1024;
   attributes->numRegs = 32;
-  attributes->binaryVersion = attributes->ptxVersion = 10 * c.major + c.minor;
+  attributes->binaryVersion = attributes->ptxVersion = kernel_architecture(c);
   attributes->maxDynamicSharedSizeBytes = c.block_shared_bytes;
   return kSuccess;
 }
