@@ -38,7 +38,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.forecast_accuracy", description=about)
     parser.add_argument("--rows", type=Path, required=True, help="CSV file of measurements")
     parser.add_argument("--quick", action="store_true", help="without the methods of others beside it")
-    parser.add_argument("--jobs", type=int, default=1, help="workers at a time (default 1)")
+    parser.add_argument("--jobs", type=int, default=2, help="workers at a time (default 2)")
     return parser.parse_args(arguments)
 
 

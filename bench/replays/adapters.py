@@ -44,6 +44,7 @@ _ALIASES = {"BONE": "MISS", "LNTUNING": "LN_TUNING", "VB_LORA": "VBLORA", "FOURI
 _DECOMPOSING = {"OSF", "FROD"}
 # Methods that draw indices or permutations when they are built, which `meta` can't hold.
 _VALUED = {"BOFT", "C3A", "FOURIERFT", "SHIRA", "WAVEFT"}
+_MOST_DRAWN = 1 << 23
 _LORA_STARTS = {"pissa", "olora", "gaussian", "orthogonal", "loftq", "corda", "eva", "lora_ga"}
 
 
@@ -162,8 +163,8 @@ def _wrap(build_base: Callable[[], Any], config: Any, adapter: str, on_host: boo
 
 
 def _places(count: int, **settings: Any) -> Any:
-    """In the place of a permutation of every weight's position, which takes minutes: where indices point doesn't
-    matter to memory."""
+    """The first positions, in the place of a permutation of every one, which takes minutes: where indices point
+    doesn't matter to memory, and methods draw only a few."""
     import torch
 
-    return torch.zeros(count, dtype=torch.int64, device=settings.get("device"))
+    return torch.arange(min(count, _MOST_DRAWN), device=settings.get("device"))

@@ -54,18 +54,18 @@ def forecast(row: Row) -> dict[str, int | str | None]:
 
 def fake_tensor_sum(row: Row) -> int:
     """Most bytes of storages alive at once while the loop runs on fake tensors."""
-    counter = LiveBytes()
+    counter, (model, _) = LiveBytes(), build_model(row)
     with FakeTensorMode(allow_non_fake_inputs=True), counter:
-        for _ in _steps(row, lambda model: None):
+        for _ in _steps(row, model, lambda model: None):
             pass
     return counter.most_bytes
 
 
 def tracked_peak(row: Row) -> int:
     """The peak that `torch.distributed._tools.mem_tracker.MemTracker` finds for the same loop."""
-    tracker = MemTracker()
+    tracker, (model, _) = MemTracker(), build_model(row)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        steps = _steps(row, tracker.track_external)
+        steps = _steps(row, model, tracker.track_external)
         with tracker:
             for _ in steps:
                 pass
@@ -76,7 +76,7 @@ def tracked_peak(row: Row) -> int:
 def parameter_formula(row: Row) -> int:
     """Weights, gradients and optimizer states in their precisions; activations are not counted."""
     model, _ = build_model(row)
-    total = sum(tensor.nbytes for tensor in model.parameters())
+    total: int = sum(tensor.nbytes for tensor in model.parameters())
     trained = [tensor for tensor in model.parameters() if tensor.requires_grad]
     per_parameter = _STATE_BYTES.get(row.optimizer.lower())
     for tensor in trained:
@@ -85,11 +85,11 @@ def parameter_formula(row: Row) -> int:
     return total
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the storages that operators make, until they die."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._alive: dict[int, int] = {}
         self.bytes = self.most_bytes = 0
 
@@ -115,11 +115,9 @@ class LiveBytes(TorchDispatchMode):
         self.bytes -= self._alive.pop(key, 0)
 
 
-def _steps(row: Row, made: Callable[[Any], None]) -> Any:
+def _steps(row: Row, model: Any, made: Callable[[Any], None]) -> Any:
     kind = DENOISERS[normal_name(row.family)]
-    with torch.device("cpu"):
-        model, _ = build_model(row)
-        _fake(model)
+    _fake(model)
     model.train()
     made(model)
 

@@ -86,7 +86,7 @@ def train_benchmark(
         error = weighting.float() * (prediction.float() - target.float()) ** 2
         loss = torch.mean(error.reshape(batch, -1), 1).mean()
         del error
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if after:
@@ -94,7 +94,7 @@ def train_benchmark(
         loss = loss.detach()
         losses.append(loss)
         yield read()
-        if number == steps[-EVALUATE_BEFORE_LAST - 1]:
+        if number == steps[max(len(steps) - EVALUATE_BEFORE_LAST, 1) - 1]:
             evaluate()
 
 
@@ -116,7 +116,7 @@ def train_autocast(
                 prediction = prediction.chunk(2, dim=1)[0]
             loss = F.mse_loss(prediction.float(), _shaped(target, prediction).float(), reduction="none")
             loss = loss.mean(dim=list(range(1, loss.ndim))).mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -130,7 +130,7 @@ def _image_ids(latents: torch.Tensor) -> torch.Tensor:
     return torch.cartesian_prod(*axes).unsqueeze(0).expand(batch, -1, -1)
 
 
-def _unpacked(tokens: torch.Tensor, ids: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+def _unpacked(tokens: torch.Tensor, ids: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """(B, H*W, C) back to (B, C, H, W) by scattering each token to its place, as the pipeline does."""
     pictures = []
     for data, place in zip(tokens, ids, strict=True):
@@ -142,12 +142,13 @@ def _unpacked(tokens: torch.Tensor, ids: torch.Tensor, size: tuple[int, int]) ->
 
 
 def _like_latents(batch: Batch, kind: DenoiserKind) -> torch.Tensor:
-    return batch.make(batch.size, kind.latent_channels, batch.height, batch.width)
+    latents: torch.Tensor = batch.make(batch.size, kind.latent_channels, batch.height, batch.width)
+    return latents
 
 
-def _first(output: Any) -> torch.Tensor:
+def _first(output: Any) -> Any:
     """The prediction of a denoiser, stacked where it gives a list of pictures."""
-    prediction = output[0] if isinstance(output, tuple) else output
+    prediction: Any = output[0] if isinstance(output, tuple) else output
     return torch.stack(prediction) if isinstance(prediction, list) else prediction
 
 

@@ -67,10 +67,11 @@ class CompensatedLion(CompensatedAdamW):
                 self._states[parameter] = tuple(torch.zeros_like(parameter) for _ in range(self.STATES))
         moments = [self._states[parameter][0] for parameter in trained]
         shifts = [self._states[parameter][1] for parameter in trained]
-        updates = torch._foreach_lerp(moments, [parameter.grad for parameter in trained], 0.1)
+        gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+        updates = torch._foreach_lerp(moments, gradients, 0.1)
         torch._foreach_sign_(updates)
         torch._foreach_add_(shifts, updates)
-        torch._foreach_copy_(updates, trained)
+        torch._foreach_copy_(gradients, trained)
         torch._foreach_add_(trained, shifts)
 
 

@@ -33,7 +33,7 @@ def open_worker(config: Mapping[str, Any], card: Card) -> Worker:
 def run_replays(rows: Sequence[Row], jobs: int = 1, open_one: OpenWorker = open_worker) -> dict[str, Result]:
     """The replay's result by row id: its readings with the card, or `{"reason": ...}` where there is none."""
     results: dict[str, Result] = {}
-    groups: dict[str, list[Row]] = defaultdict(list)
+    groups: dict[str, list[Row]] = defaultdict(list)  # by slug
     cards: dict[str, Card] = {}
     for row in rows:
         card = card_of(row.gpu)
@@ -43,17 +43,17 @@ def run_replays(rows: Sequence[Row], jobs: int = 1, open_one: OpenWorker = open_
         else:
             cards[card.slug] = card
             groups[card.slug].append(row)
+    shares = [(slug, share) for slug, group in groups.items() for share in _shares(group, jobs)]
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
-        done = pool.map(lambda slug: _run_group(groups[slug], cards[slug], open_one), groups)
-        for group in done:
-            results |= group
+        for share in pool.map(lambda part: _run_group(part[1], cards[part[0]], open_one), shares):
+            results |= share
     return results
 
 
 def run_baselines(rows: Sequence[Row], jobs: int = 1) -> dict[str, Result]:
     """What other methods forecast, by row id; rows that have no replay are left out."""
     supported = [row for row in rows if not reason_unsupported(row)]
-    shares = [supported[start :: max(jobs, 1)] for start in range(max(jobs, 1))]
+    shares = _shares(supported, jobs)
     with ThreadPoolExecutor(max(jobs, 1)) as pool:
         return {id_: result for share in pool.map(_baseline_share, shares) for id_, result in share.items()}
 
@@ -68,6 +68,12 @@ def card_of(gpu: str) -> Card | None:
             continue
     wanted = set(re.findall(r"[a-z0-9]+", text.lower())) - {"nvidia", "geforce", "tesla", "hbm3", "hbm2e", "gpu"}
     return next((card for card in load_catalogue() if wanted and wanted <= set(card.slug.split("-"))), None)
+
+
+def _shares(rows: Sequence[Row], jobs: int) -> list[Sequence[Row]]:
+    """`rows` dealt out to at most `jobs` workers, each with four rows or more: to start one takes as long."""
+    workers = max(1, min(jobs, len(rows) // 4))
+    return [rows[start::workers] for start in range(workers)]
 
 
 def _run_group(rows: Sequence[Row], card: Card, open_one: OpenWorker) -> dict[str, Result]:

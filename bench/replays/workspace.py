@@ -16,11 +16,11 @@ Rule = Callable[[Any, tuple[Any, ...]], int]
 _aten = torch.ops.aten
 
 
-class Scratch(TorchDispatchMode):
+class Scratch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Takes the most scratch memory each operator may need. `most_bytes` is the largest taken."""
 
     def __init__(self, cudnn_attention: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most_bytes = 0
         self._rules: dict[Any, Callable[[tuple[Any, ...], Any], int]] = {
             _aten.convolution.default: _forward_bytes,
