@@ -119,6 +119,43 @@ def train(
     _run(lambda: command.run(options), debug)
 
 
+@app.command()
+def plan(
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu", help="A card (rtx-3060-12gb) or size (12GiB, 12GiB@8.6); repeatable. Default: usual ones."
+        ),
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="Model family, such as sd1, sdxl, sd3, flux1.")] = None,
+    variant: Annotated[str | None, typer.Option(help="Which model of the family, such as sd35-large.")] = None,
+    config: Configs = None,
+    overrides: Overrides = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures in one microbatch.")] = None,
+    resolution: Annotated[str | None, typer.Option(help="Pixels: 1024 or 832x1216.")] = None,
+    network_dim: Annotated[int | None, typer.Option(min=1, help="LoRA rank.")] = None,
+    gradient_checkpointing: Annotated[bool | None, typer.Option(help="Recompute activations.")] = None,
+    precision: Annotated[str | None, typer.Option(help="no, fp16 or bf16.")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="AdamW or AdamW8bit.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a report: FILE.html or FILE.png.")] = None,
+    snapshot: Annotated[Path | None, typer.Option(help="Write PyTorch's memory snapshot: FILE.pickle.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Forecast, without a GPU, what a training needs and which cards it fits."""
+    from autotune.cli import plan as command
+
+    settings = {
+        "train_batch_size": batch_size, "resolution": resolution, "network_dim": network_dim,
+        "gradient_checkpointing": gradient_checkpointing, "mixed_precision": precision, "optimizer_type": optimizer,
+    }  # fmt: skip
+    given = {key: value for key, value in settings.items() if value is not None}
+    options = command.PlanOptions(
+        gpu or (), family, variant, config or (), overrides or (), given, as_json, report, snapshot
+    )
+    _run(lambda: command.run(options), debug)
+
+
 def main() -> None:
     """Entry point of the console script."""
     _run(_check_trainer_is_ours, debug=False)

@@ -86,6 +86,10 @@ class NullCard:
         """The same card with another amount of memory."""
         return replace(self, total_bytes=total_bytes)
 
+    def with_multiprocessors(self, sm_count: int) -> "NullCard":
+        """The same card with `sm_count` multiprocessors."""
+        return replace(self, sm_count=sm_count)
+
     def with_context(self, context_bytes: int) -> "NullCard":
         """The same card whose contexts really take `context_bytes`."""
         return replace(self, context_bytes=context_bytes)
