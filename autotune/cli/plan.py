@@ -21,7 +21,7 @@ from autotune.memory.account import CATEGORIES, PhaseAccount
 from autotune.memory.forecast import FitVerdict
 from autotune.memory.interval import Interval
 from autotune.trial.search import describe_plan
-from autotune.units import MIB, format_mib
+from autotune.units import MIB
 
 FORECAST_TRAINER = "trainer.forecast:create"
 USUAL_CARDS = (
@@ -92,7 +92,8 @@ class Printer:
     def show(self, planned: Planned) -> None:
         """Print all of it."""
         self._print(Text(f"{planned.job.label}: {describe_plan(planned.plan)}", style="bold"), soft_wrap=True)
-        self._print("[dim]forecast on the null GPU; nothing was measured[/dim]\n")
+        peak = planned.rows[0].forecast.peak_phase
+        self._print(f"[dim]forecast on the null GPU, nothing was measured; memory peaks in phase {peak}[/dim]\n")
         self._print(_cards_table(planned.rows), "")
         phase = planned.account.peak if planned.account else None
         if phase is not None:
@@ -104,15 +105,14 @@ class Printer:
 
 
 def _cards_table(rows: Sequence[CardRow]) -> Table:
-    table = _table("card", "has MiB>", "needs MiB>", "", "peak in", "batch up to>", "checkpointed>")
+    table = _table("card", "has MiB>", "needs MiB>", "", "batch>", "with ckpt>")
     for row in rows:
         table.add_row(
             row.card.slug if "@" not in row.card.slug else row.card.name,
             _mib(row.card.total_bytes),
             describe_interval(row.need),
             Text(row.verdict.value, style=_STYLES[row.verdict]),
-            row.forecast.peak_phase,
-            *("" if batch is None else str(batch or "none") for batch in row.largest),
+            *("" if batch is None else f"≤ {batch}" if batch else "none" for batch in row.largest),
         )
     return table
 
