@@ -13,10 +13,11 @@ from autotune.device.probe import DeviceReading
 from autotune.device.session import DeviceSpec, Evidence
 from autotune.errors import AutotuneError, ProfileError, WorkerError
 from autotune.ladder.plan import Plan
+from autotune.memory.forecast import forecast_of
 from autotune.memory.interval import Interval
 from autotune.profile.residuals import card_residuals
 from autotune.trial.client import Worker
-from autotune.trial.guide import COUNT_ERROR, SEGMENT_BYTES, Estimate, Residual
+from autotune.trial.guide import SEGMENT_BYTES, Estimate, Residual
 from autotune.trial.guided import Foresight
 from autotune.trial.outcome import Outcome
 from autotune.trial.process import Launch
@@ -118,8 +119,10 @@ def foresee(
 
 def estimate_of(outcome: Outcome) -> Estimate:
     """The estimate of a plan from its trial on the null GPU."""
-    reserved, allocated = outcome.peak_reserved_bytes or 0, outcome.peak_allocated_bytes or 0
-    return Estimate(reserved, allocated, Interval(0, round(COUNT_ERROR * reserved) + 2 * SEGMENT_BYTES))
+    forecast = forecast_of(outcome.phases)
+    unseen = Interval.total(part.interval for part in forecast.parts)
+    segments = Interval(0, 2 * SEGMENT_BYTES)  # what the scratch may open beyond its own size
+    return Estimate(forecast.counted_bytes, forecast.allocated_bytes, unseen + segments)
 
 
 def _null_worker(task: Task, ready: Ready, tell: Tell) -> Worker:

@@ -29,12 +29,10 @@ from functools import cached_property
 from autotune.ladder.ladders import Ladder
 from autotune.ladder.plan import BATCH_SIZE, Plan, Recipe
 from autotune.ladder.walk import Source, Step, Visit, Walk
+from autotune.memory.forecast import COUNT_ERROR
 from autotune.memory.interval import Interval
 from autotune.units import MIB
 
-COUNT_ERROR = 0.02
-"""How far a count may be above the truth, as a fraction of it: what counts of reserved memory were off by where
-every setting of a measured run was known (LoRA and full fine-tuning of FLUX.2-klein)."""
 SEGMENT_BYTES = 20 * MIB
 """What a request of less than 10 MiB opens when it finds no room (c10/cuda/CUDACachingAllocator.cpp)."""
 BELIEVED_RATIOS = (0.67, 1.5)

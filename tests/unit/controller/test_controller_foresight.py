@@ -17,6 +17,7 @@ from autotune.device.probe import DeviceReading
 from autotune.device.session import DeviceSpec, Evidence
 from autotune.errors import DeviceError
 from autotune.ladder.plan import Plan, Recipe
+from autotune.memory.phases import PhasePeak
 from autotune.trial.oom import Kind
 from autotune.trial.outcome import Outcome, Verdict
 from autotune.trial.protocol import Ready, TrialReport
@@ -48,7 +49,8 @@ class Bench:
 
 
 def fit(plan: Plan, reserved: int, evidence: Evidence) -> TrialReport:
-    return TrialReport(Outcome(plan, Verdict.FITS, evidence, "", "", reserved - 50 * MIB, reserved, None))
+    phases = (PhasePeak("step", reserved - 50 * MIB, reserved),)
+    return TrialReport(Outcome(plan, Verdict.FITS, evidence, "", "", reserved - 50 * MIB, reserved, None, phases))
 
 
 class OneWorker:

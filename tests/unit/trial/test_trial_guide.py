@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from autotune.ladder.ladders import CLASSIC, LOSSLESS_FIRST
 from autotune.ladder.plan import Plan, Recipe
 from autotune.ladder.walk import Walk
+from autotune.memory.forecast import COUNT_ERROR
 from autotune.memory.interval import Interval
-from autotune.trial.guide import COUNT_ERROR, SEGMENT_BYTES, Estimate, Guide, Residual, Trialled
+from autotune.trial.guide import SEGMENT_BYTES, Estimate, Guide, Residual, Trialled
 from autotune.units import GIB, MIB
 
 START = Plan.of(batch_size=8, resolution=((512, 512),), gradient_checkpointing=False, network_dim=32)
