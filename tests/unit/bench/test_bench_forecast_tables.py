@@ -7,7 +7,8 @@ import pytest
 
 from autotune.device.catalogue import find_card
 from autotune.ladder.plan import BATCH_SIZE, GRADIENT_CHECKPOINTING
-from bench.forecast_tables import BATCHES, CARDS, FAMILIES, Cell, config_of, largest, markdown
+from autotune.store.directory import DirectoryStore
+from bench.forecast_tables import BATCHES, CARDS, DATA, FAMILIES, Cell, config_of, largest, markdown
 from bench.null_peaks import Peaks, Stack
 
 FOLDER = Path(__file__).parents[3] / "profiles" / "forecast"
@@ -15,7 +16,7 @@ FOLDER = Path(__file__).parents[3] / "profiles" / "forecast"
 
 @pytest.fixture(scope="module")
 def cells():
-    table = json.loads((FOLDER / "table.json").read_text())
+    table = json.loads((FOLDER / DATA).read_text())
     assert table["evidence"] == "forecast"
     return [Cell(**cell) for cell in table["cells"]]
 
@@ -29,6 +30,10 @@ def test_every_card_and_family_is_there_with_and_without_checkpointing(cells):
 
 def test_the_page_is_that_of_the_numbers(cells):
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == markdown(cells)
+
+
+def test_a_store_of_profiles_passes_the_tables_over():
+    assert DirectoryStore(FOLDER.parent).list().notes == ()
 
 
 def test_more_memory_never_fits_less_and_checkpointing_never_costs_a_batch(cells):
