@@ -175,12 +175,23 @@ def run_family(cases: Sequence[Case], log: Path | None) -> list[Result]:
     results = []
     try:
         for case in cases:
+            ask_both(case, forecast, real)
             results.append(run_case(case, forecast.job(), PeakOracle(forecast), real.need_bytes))
             print(describe(results[-1]), flush=True)
         return results
     finally:
         forecast.close()
         real.close()
+
+
+def ask_both(case: Case, *stacks: Peaks) -> None:
+    """Walk a case on each null GPU at the same time, so that what both ways of walking it ask is known."""
+
+    def walk(peaks: Peaks) -> None:
+        walk_by_trials(case, peaks.job().recipe, lambda plan: peaks.need_bytes(plan) <= case.room_bytes)
+
+    with ThreadPoolExecutor(len(stacks)) as pool:
+        list(pool.map(walk, stacks))
 
 
 def cases_of(workload: Workload) -> Iterable[Case]:
