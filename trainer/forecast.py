@@ -15,6 +15,7 @@ from autotune.device.session import DeviceSession
 from autotune.errors import ConfigError, ModelError
 from autotune.ladder.plan import Plan
 from autotune.trial.workload import Job
+from trainer.adapters.lora import Shelf
 from trainer.config.loader import load_config
 from trainer.config.schema import Size, TrainConfig
 from trainer.data.samples import Dataset, Sample, load_dataset
@@ -77,6 +78,7 @@ class BlankWorkload:
         self._components = components
         self._dataset = dataset
         self._notes = tuple(notes)
+        self._shelf = Shelf()
 
     def job(self) -> Job:
         """The job of this config, as the trainer describes it."""
@@ -93,7 +95,7 @@ class BlankWorkload:
         return self._workload(_for_plan(self._config, plan)).open(plan, device)
 
     def _workload(self, config: TrainConfig) -> LoraWorkload:
-        return LoraWorkload(config, self._components, self._dataset, self._notes, _BLANK_PICTURES)
+        return LoraWorkload(config, self._components, self._dataset, self._notes, _BLANK_PICTURES, self._shelf)
 
 
 def _overrides(family: str, config: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from autotune.ladder.plan import Plan, Size
 from autotune.ladder.receipts import scaled_alpha
 from autotune.trial.record import tensors_in
 from trainer.adapters.export import base_metadata, lora_file, lora_tensors
-from trainer.adapters.lora import Adapter, attach
+from trainer.adapters.lora import Adapter, Shelf, attach
 from trainer.config.schema import TrainConfig
 from trainer.data.cache import LatentCache
 from trainer.data.images import load_pixels
@@ -58,6 +58,7 @@ class Setup:
     dataset: Dataset
     total_steps: int
     pictures: Pictures = FILES
+    shelf: Shelf | None = None  # adapters to use again, where values don't matter
 
 
 class TrainingSession:
@@ -92,11 +93,16 @@ class TrainingSession:
         """Write the LoRA of this moment to `path`. Raises DiskError, and FileExistsError if `path` exists."""
         write_atomically(path, self.lora_file(path.stem, steps, epoch), replace=False)
 
+    def lora_values(self) -> dict[str, Tensor]:
+        """The tensors of the LoRA file of this moment, on the host: all of saving that the device notices."""
+        with self.device.host():
+            return lora_tensors(self.parts.adapter, dtype_of(self.parts.config.save_precision))
+
     def lora_file(self, name: str, steps: int, epoch: int) -> bytes:
         """The content of the LoRA file of this moment."""
         config = self.parts.config
+        tensors = self.lora_values()
         with self.device.host():
-            tensors = lora_tensors(self.parts.adapter, dtype_of(config.save_precision))
             components = self.parts.components
             metadata = base_metadata(self.parts.adapter, components.family, name, components.predicts_velocity)
             run = run_metadata(config, self.setup.dataset, steps, epoch)
@@ -144,6 +150,8 @@ class TrainingSession:
             get_family(components.family).rule.bring_home(components.scheduler, self.device.evict)
         with suppress(Exception):
             self.parts.adapter.detach()
+            if self.setup.shelf is not None:
+                self.setup.shelf.keep(self.parts.adapter, *_adapter_key(self.parts.config))
         _switch_checkpointing(components, on=False)
 
     def _residents(self) -> list[nn.Module]:
@@ -194,20 +202,30 @@ def _config_of(config: TrainConfig, plan: Plan) -> TrainConfig:
 def _build_parts(
     config: TrainConfig, setup: Setup, plan: Plan, device: DeviceSession, buckets: dict[int, Size]
 ) -> StepParts:
-    with device.host():
-        adapter = attach(
-            setup.components,
-            rank=plan.network_dim,
-            alpha=config.network_alpha,
-            denoiser=config.trains_unet,
-            text_encoders=config.trains_text_encoder,
-            seed=config.seed,
-        )
+    adapter = setup.shelf.take(*_adapter_key(config)) if setup.shelf else None
+    if adapter is None:
+        with device.host():
+            adapter = _new_adapter(config, setup.components)
     try:
         return _parts_around(adapter, config, setup, device, buckets)
     except BaseException:  # nobody will close a session that was never made
         adapter.detach()
         raise
+
+
+def _new_adapter(config: TrainConfig, components: Components) -> Adapter:
+    return attach(
+        components,
+        rank=config.network_dim,
+        alpha=config.network_alpha,
+        denoiser=config.trains_unet,
+        text_encoders=config.trains_text_encoder,
+        seed=config.seed,
+    )
+
+
+def _adapter_key(config: TrainConfig) -> tuple[object, ...]:
+    return config.network_dim, config.network_alpha, config.trains_unet, config.trains_text_encoder
 
 
 def _parts_around(

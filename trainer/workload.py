@@ -15,6 +15,7 @@ import torch
 from autotune.device.session import DeviceSession
 from autotune.ladder.plan import Plan, Recipe, Size
 from autotune.trial.workload import Job, Report
+from trainer.adapters.lora import Shelf
 from trainer.config.loader import load_config
 from trainer.config.schema import TrainConfig
 from trainer.data.buckets import assign_buckets, worst_bucket
@@ -50,13 +51,16 @@ class LoraWorkload:
         dataset: Dataset,
         notes: Sequence[str],
         pictures: Pictures = FILES,
+        shelf: Shelf | None = None,
     ) -> None:
-        """`components` are the base model, on the host or blank; `notes` are shown before anything runs."""
+        """`components` are the base model, on the host or blank; `notes` are shown before anything runs. With a
+        `shelf` adapters are used again with the weights they have."""
         family = get_family(components.family)
         self._config = trainable_config(family, config)
         self._components = components
         self._dataset = dataset
         self._pictures = pictures
+        self._shelf = shelf
         self._notes = (*notes, *family.notes(config))
 
     def job(self) -> Job:
@@ -76,7 +80,7 @@ class LoraWorkload:
 
     def _setup(self) -> Setup:
         steps = total_steps(self._config, len(self._dataset.samples))
-        return Setup(self._config, self._components, self._dataset, steps, self._pictures)
+        return Setup(self._config, self._components, self._dataset, steps, self._pictures, self._shelf)
 
     def _buckets(self, resolutions: tuple[Size, ...]) -> dict[int, Size]:
         buckets = assign_buckets(self._dataset, resolutions, self._config)
@@ -142,7 +146,7 @@ class LoraTrial:
         elif name == "cache_text":
             self._session.cache_text(self._batch, _ignore)
         elif name == "save":
-            self._session.lora_file("trial", self._step, 0)
+            self._session.lora_values()
         else:
             self._session.picture_file(self._batch[0].caption, TRIAL_SAMPLING_STEPS, _ignore)
 

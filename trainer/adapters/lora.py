@@ -6,8 +6,8 @@ gradients can't be unscaled, and real even where the base is on `meta`. The base
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -42,7 +42,7 @@ class Adapter:
     pairs: tuple[LoraPair, ...]
     rank: int
     alpha: float
-    hosts: tuple[nn.Module, ...]  # the modules that carry the layers: denoiser, text encoders
+    hosts: tuple["Host", ...]
     layout: LoraLayout
 
     def parameters(self, part: Part | None = None) -> list[nn.Parameter]:
@@ -52,11 +52,54 @@ class Adapter:
     def detach(self) -> None:
         """Take the layers off again; the base modules are what they were before."""
         for host in self.hosts:
-            for path, layer in list(_lora_layers(host)):
-                parent, _, leaf = path.rpartition(".")
-                setattr(host.get_submodule(parent), leaf, layer.get_base_layer())
-            if hasattr(host, "peft_config"):
-                del host.peft_config
+            for place in host.places:
+                setattr(place.parent, place.name, place.layer.get_base_layer())
+            if hasattr(host.module, "peft_config"):
+                del host.module.peft_config
+
+    def attach_again(self) -> None:
+        """Put the layers back where `detach` took them off, with the weights they have."""
+        for host in self.hosts:
+            for place in host.places:
+                setattr(place.parent, place.name, place.layer)
+            host.module.peft_config = host.settings
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer sits: attribute `name` of `parent`."""
+
+    parent: nn.Module
+    name: str
+    layer: LoraLayer
+
+
+@dataclass(frozen=True)
+class Host:
+    """A module that carries layers (denoiser, text encoder), and PEFT's settings for it."""
+
+    module: nn.Module
+    places: tuple[Place, ...]
+    settings: Any
+
+
+@dataclass
+class Shelf:
+    """Adapters that are taken off and may be put on again: where values don't matter, making one anew is the
+    larger part of a short trial."""
+
+    _kept: dict[tuple[object, ...], Adapter] = field(default_factory=dict)
+
+    def take(self, *key: object) -> Adapter | None:
+        """The adapter kept under `key`, attached again, or None. It is not on the shelf meanwhile."""
+        adapter = self._kept.pop(key, None)
+        if adapter is not None:
+            adapter.attach_again()
+        return adapter
+
+    def keep(self, adapter: Adapter, *key: object) -> None:
+        """Keep a detached adapter for the next `take`."""
+        self._kept[key] = adapter
 
 
 def attach(
@@ -89,7 +132,8 @@ def attach(
         for host, part, names in named
         for path, layer in _lora_layers(host)
     ]
-    return Adapter(tuple(pairs), rank, alpha, tuple(host for host, _, _ in named), family.lora_layout)
+    hosts = tuple(_host_of(host) for host, _, _ in named)
+    return Adapter(tuple(pairs), rank, alpha, hosts, family.lora_layout)
 
 
 def largest_change(adapter: Adapter) -> float:
@@ -110,6 +154,14 @@ def _inject(host: nn.Module, paths: list[str], rank: int, alpha: float) -> None:
         layer.lora_B.float()
         layer.lora_A.requires_grad_(True)
         layer.lora_B.requires_grad_(True)
+
+
+def _host_of(module: nn.Module) -> Host:
+    places = []
+    for path, layer in _lora_layers(module):
+        parent, _, name = path.rpartition(".")
+        places.append(Place(module.get_submodule(parent), name, layer))
+    return Host(module, tuple(places), module.peft_config)
 
 
 def _lora_layers(host: nn.Module) -> Iterator[tuple[str, LoraLayer]]:

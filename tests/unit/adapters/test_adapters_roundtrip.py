@@ -108,7 +108,7 @@ def test_the_adapter_is_float32_on_a_half_precision_base(tiny):
     adapter = attach(components, rank=2, alpha=1.0, denoiser=True, text_encoders=True, seed=0)
     assert {weight.dtype for weight in adapter.parameters()} == {torch.float32}
     assert all(weight.requires_grad for weight in adapter.parameters())
-    trainable = {id(p) for host in adapter.hosts for p in host.parameters() if p.requires_grad}
+    trainable = {id(p) for host in adapter.hosts for p in host.module.parameters() if p.requires_grad}
     assert trainable == {id(weight) for weight in adapter.parameters()}
 
 
