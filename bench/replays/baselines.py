@@ -48,7 +48,10 @@ def forecast(row: Row) -> dict[str, int | str | None]:
         try:
             found[name] = method(row)
         except Exception as error:  # the method fails on this row, which is its result
-            found |= {name: None, f"{name}_error": f"{type(error).__name__}: {str(error).splitlines()[:1]}"}
+            found |= {
+                name: None,
+                f"{name}_error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+            }
     return found
 
 
@@ -66,9 +69,10 @@ def tracked_peak(row: Row) -> int:
     tracker, (model, _) = MemTracker(), build_model(row)
     with FakeTensorMode(allow_non_fake_inputs=True):
         steps = _steps(row, model, tracker.track_external)
+        _pass_over_frozen(tracker, model)
         with tracker:
             for _ in steps:
-                pass
+                tracker.reset_mod_stats()  # it refuses a second step otherwise
     peaks = tracker.get_tracker_snapshot("peak")
     return max(sum(part for name, part in device.items() if str(name) == "Total") for device in peaks.values())
 
@@ -139,6 +143,19 @@ def _steps(row: Row, model: Any, made: Callable[[Any], None]) -> Any:
 
     batch = Batch(row.batch, row.height // kind.latent_factor, row.width // kind.latent_factor, make)
     return loops.train_autocast(model, kind, batch, row.optimizer, range(STEPS), read)
+
+
+def _pass_over_frozen(tracker: MemTracker, model: nn.Module) -> None:
+    """Spare frozen parameters the hooks on gradients, which the tracker can't set on them and fails."""
+    handles: Any = tracker._param_to_grad_hook_handles
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            handles[parameter] = (_NoHandle(), _NoHandle())
+
+
+class _NoHandle:
+    def remove(self) -> None:
+        """There is no hook to take away."""
 
 
 def _fake(model: nn.Module) -> None:

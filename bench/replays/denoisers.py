@@ -270,7 +270,7 @@ _KOLORS = DenoiserKind(
         "encoder_hid_dim": 4096,
         "projection_class_embeddings_input_dim": 5632,
     },
-    _sdxl_inputs(256, 4096, 4096),
+    _sdxl_inputs(77, 4096, 4096),
     4,
     flow_matching=False,
 )

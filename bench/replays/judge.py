@@ -38,6 +38,8 @@ class Judged:
     notes: tuple[str, ...] = ()
     others: Mapping[str, float] = field(default_factory=dict)
     """Errors of other methods, as fractions."""
+    failures: Mapping[str, str] = field(default_factory=dict)
+    """Why a method could not run this row."""
 
     @property
     def error(self) -> float:
@@ -75,6 +77,7 @@ def judge(row: Row, replay: Mapping[str, Any], baseline: Mapping[str, Any]) -> J
             for method in METHODS
             if (value := baseline.get(method)) is not None
         },
+        failures={method: baseline[f"{method}_error"] for method in METHODS if f"{method}_error" in baseline},
     )
 
 

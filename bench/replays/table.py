@@ -18,6 +18,10 @@ def print_table(judged: Sequence[Judged]) -> None:
         print(f"{one.row.id:{width}} " + (f"not replayed: {one.reason}" if one.reason else _figures(one)))
     for note in dict.fromkeys(f"{one.row.family}: {note}" for one in judged for note in one.notes):
         print(note)
+    failures = {(method, why) for one in judged for method, why in one.failures.items()}
+    for method, why in sorted(failures):
+        rows = [one.row.id for one in judged if one.failures.get(method) == why]
+        print(f"{_TITLES[method]} can't run {', '.join(rows)}: {why}")
 
 
 def _figures(one: Judged) -> str:

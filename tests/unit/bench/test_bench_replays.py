@@ -155,7 +155,8 @@ def _tiny_base() -> Any:
 def _row(**changes: Any) -> Row:
     values = dict.fromkeys(Row.__dataclass_fields__, None) | {
         "id": "x", "source": "a trainer", "family": "SD 1.x", "targets": (), "batch": 1, "width": 512,
-        "height": 512, "base_dtype": "bfloat16", "adapter": "LORA", "optimizer": "AdamW", "gpu": "l40s", "notes": "",
+        "height": 512, "base_dtype": "bfloat16", "adapter": "LORA", "optimizer": "AdamW", "gpu": "l40s",
+        "notes": "",
     }  # fmt: skip
     return Row(**{**values, **changes})
 
