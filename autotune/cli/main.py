@@ -123,7 +123,7 @@ def train(
 def plan(
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", help="Card (rtx-3060-12gb) or size (12GiB@8.6); repeatable."),
+        typer.Option("--gpu", help="Card or size (12GiB@8.6); repeatable."),
     ] = None,
     family: Annotated[str | None, typer.Option(help="Model family, such as sd1, sdxl, sd3, flux1.")] = None,
     variant: Annotated[str | None, typer.Option(help="Which model of the family, such as sd35-large.")] = None,

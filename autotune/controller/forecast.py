@@ -16,7 +16,7 @@ from autotune.device.null.card import NullCard
 from autotune.device.null.environment import null_environment
 from autotune.device.session import DeviceSpec
 from autotune.errors import DeviceError, OutOfDeviceMemory
-from autotune.ladder.plan import Plan
+from autotune.ladder.plan import BATCH_SIZE, Plan
 from autotune.memory.account import Account
 from autotune.memory.forecast import Forecast, forecast_of
 from autotune.trial.client import OnEvent, Worker
@@ -100,6 +100,20 @@ class Forecaster:
             outcome = self._cache.outcomes[plan] = self._try(plan, None)[0]
         return forecast_of(outcome.phases)
 
+    def batch_need_bytes(self, plan: Plan) -> int:
+        """The most that `plan` reserves, unseen parts at their largest, from a trial that ends with its steps.
+
+        What sampling and saving take does not depend on the batch and is known from batch 1, so only that one
+        is tried to the end.
+        """
+        single = plan.replace(BATCH_SIZE, 1)
+        if plan == single or plan in self._cache.outcomes:
+            return self.forecast(plan).reserved().high_bytes
+        if plan not in self._cache.steps_only:
+            self._cache.steps_only[plan] = self._try(plan, None, to_the_end=False)[0]
+        alone = forecast_of(self._cache.steps_only[plan].phases).reserved().high_bytes
+        return max(alone, self.forecast(single).reserved().high_bytes)
+
     def account(self, plan: Plan, snapshot: Path | None = None) -> Account | None:
         """Where the bytes of `plan` go. With `snapshot` PyTorch's own memory snapshot is written there."""
         if snapshot is None and plan in self._cache.accounts:
@@ -111,8 +125,10 @@ class Forecaster:
             self._cache.accounts[plan] = account
         return account
 
-    def _try(self, plan: Plan, recording: Recording | None) -> tuple[Outcome, Account | None]:
-        report = self._open().trial(plan, STEPS_TO_TIME, record=recording)
+    def _try(
+        self, plan: Plan, recording: Recording | None, to_the_end: bool = True
+    ) -> tuple[Outcome, Account | None]:
+        report = self._open().trial(plan, STEPS_TO_TIME, record=recording, to_the_end=to_the_end)
         if not report.reusable:
             self._close()
         if report.outcome.fits:

@@ -24,7 +24,7 @@ from autotune.memory.account import Account
 from autotune.trial.outcome import Outcome
 from autotune.trial.workload import Job
 
-FORM = 1  # raised when the file's form changes
+FORM = 2  # raised when the file's form changes
 _PACKAGES = ("diffusers", "transformers", "peft", "accelerate", "bitsandbytes")
 _OUR_CODE = ("trainer", "autotune.trial", "autotune.device.null", "autotune.memory")
 
@@ -37,6 +37,8 @@ class ForecastCache:
     job: Job | None = None
     outcomes: dict[Plan, Outcome] = field(default_factory=dict)
     accounts: dict[Plan, Account] = field(default_factory=dict)
+    steps_only: dict[Plan, Outcome] = field(default_factory=dict)
+    """Trials that ended with their steps: never mistaken for whole ones."""
     _loaded: int = 0
 
     @classmethod
@@ -63,7 +65,8 @@ class ForecastCache:
         job = Job.from_json(document["job"])
         outcomes = {one.plan: one for one in map(Outcome.from_json, document["outcomes"])}
         accounts = {Plan.from_json(plan): Account.from_json(account) for plan, account in document["accounts"]}
-        self.job, self.outcomes, self.accounts = job, outcomes, accounts
+        steps_only = {one.plan: one for one in map(Outcome.from_json, document["steps_only"])}
+        self.job, self.outcomes, self.accounts, self.steps_only = job, outcomes, accounts, steps_only
         self._loaded = self._size()
 
     def _to_json(self) -> dict[str, Any]:
@@ -72,11 +75,12 @@ class ForecastCache:
             "form": FORM,
             "job": self.job.to_json(),
             "outcomes": [outcome.to_json() for outcome in self.outcomes.values()],
+            "steps_only": [outcome.to_json() for outcome in self.steps_only.values()],
             "accounts": [[plan.to_json(), account.to_json()] for plan, account in self.accounts.items()],
         }
 
     def _size(self) -> int:
-        return len(self.outcomes) + len(self.accounts)
+        return len(self.outcomes) + len(self.accounts) + len(self.steps_only)
 
 
 def cache_key(workload: str, config: Mapping[str, Any], architecture: object) -> str | None:

@@ -160,7 +160,7 @@ def _largest_by_card(
     kind = plan.replace(GRADIENT_CHECKPOINTING, checkpointing)
 
     def ask(batch: int) -> int:
-        return forecaster.forecast(kind.replace(BATCH_SIZE, batch)).reserved().high_bytes
+        return forecaster.batch_need_bytes(kind.replace(BATCH_SIZE, batch))
 
     rooms = {card.slug: card.total_bytes - card.context_high_bytes for card in cards}
     return largest_batches(BatchSearch(ask), rooms)

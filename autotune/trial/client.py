@@ -101,19 +101,22 @@ class Worker:
         steps: int = STEPS_TO_TIME,
         lift_budget: bool = False,
         record: Recording | None = None,
+        to_the_end: bool = True,
     ) -> TrialReport:
         """Try `plan` with `steps` optimizer steps (at least two; three to time them).
 
         A worker that dies or hangs is an outcome too. Raises AutotuneError only for what the workload wants
         the user to know (a broken image, a missing model). `lift_budget` runs without the budget, as far as
         the host's memory goes: on the virtual GPU only. `record` asks for the report's `account`, on devices whose
-        memory PyTorch's allocator manages. Raises DiskError if its snapshot can't be written.
+        memory PyTorch's allocator manages. Raises DiskError if its snapshot can't be written. Without
+        `to_the_end` the trial ends after its steps: no sampling, no saving.
         """
         fields = {
             "plan": plan.to_json(),
             "steps": steps,
             "lift_budget": lift_budget,
             "record": record.to_json() if record else None,
+            "to_the_end": to_the_end,
         }
         try:
             return TrialReport.from_json(self._ask(Op.TRIAL, Say.OUTCOME, self._on_event, **fields))

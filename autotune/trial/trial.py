@@ -55,9 +55,11 @@ def run_trial(
     bench: Bench,
     steps: int = STEPS_TO_TIME,
     recording: Recording | None = None,
+    *,
+    to_the_end: bool = True,
 ) -> TrialReport:
-    """Try `plan`: phases before, `steps` optimizer steps (at least two), phases after; then clean up and
-    prove it.
+    """Try `plan`: phases before, `steps` optimizer steps (at least two), phases after (unless not `to_the_end`);
+    then clean up and prove it.
 
     Whatever the workload raises becomes an outcome, save errors meant for users (AutotuneError), which are
     raised again after the clean-up, with the traceback as a note. With a `recording` the report has an account.
@@ -68,7 +70,7 @@ def run_trial(
     ending: Ending | None = None
     try:
         with bench.device.scope():
-            _go_through(workload, plan, meter, opened, max(steps, STEPS_TO_FIT))
+            _go_through(workload, plan, meter, opened, max(steps, STEPS_TO_FIT), to_the_end)
     except (Exception, SystemExit) as error:
         ending = describe_ending(error, meter)
         oom.forget(error)
@@ -211,7 +213,9 @@ _PARTS_OF_A_STEP = (
 )
 
 
-def _go_through(workload: Workload, plan: Plan, meter: Meter, opened: list[Session], steps: int) -> None:
+def _go_through(
+    workload: Workload, plan: Plan, meter: Meter, opened: list[Session], steps: int, to_the_end: bool
+) -> None:
     with meter.phase(OPEN):
         session = workload.open(plan, meter.recorder.watched(meter.bench.device))
         opened.append(session)
@@ -223,7 +227,7 @@ def _go_through(workload: Workload, plan: Plan, meter: Meter, opened: list[Sessi
         for number in range(1, steps + 1):
             meter.bench.progress({"phase": STEP, "step": number, "of": steps})
             meter.time_step(session.step)
-    for name in session.phases_after:
+    for name in session.phases_after if to_the_end else ():
         with meter.phase(name):
             session.run_phase(name)
 

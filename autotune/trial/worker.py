@@ -6,6 +6,7 @@ try, and must never write to a user's files by itself.
 """
 
 import contextlib
+import gc
 import os
 import queue
 import signal
@@ -160,6 +161,7 @@ class Server:
             if request.get("budget_bytes") is not None:
                 device.limit(request["budget_bytes"])
             baseline = settle(device, 0).leftover_bytes
+        gc.freeze()  # what is there now stays: each trial's clean-up need not look through it again
         self._workload = workload
         self._bench = Bench(device, baseline, self._progress, request.get("budget_bytes"))
         facts = device_facts(device, spec)
@@ -177,7 +179,8 @@ class Server:
         if request.get("lift_budget"):
             bench = self._without_budget(bench)
         recording = Recording.from_json(request.get("record"))
-        report = run_trial(workload, Plan.from_json(request["plan"]), bench, request["steps"], recording)
+        plan, to_the_end = Plan.from_json(request["plan"]), bool(request.get("to_the_end", True))
+        report = run_trial(workload, plan, bench, request["steps"], recording, to_the_end=to_the_end)
         if report.traceback:
             print(report.traceback, file=sys.stderr, flush=True)
         return Say.OUTCOME, report.to_json()
