@@ -184,6 +184,8 @@ def null_status(debug: Debug = False) -> None:
 def _run(command: Callable[[], None], debug: bool) -> None:
     try:
         command()
+    except typer.Exit:
+        raise
     except AutotuneError as error:
         if debug:
             traceback.print_exc()
