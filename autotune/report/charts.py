@@ -35,6 +35,7 @@ _OF_CATEGORY = dict(
 _HATCHES = {"cache slack": "....", "context": "////", "gradients": "\\\\\\\\", "workspace": "xxxx"}
 _OF_CARD = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK)
 _MARKERS = "osD^vPX"
+_NARROWEST = 0.015  # share of the width that an upright name needs
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,
@@ -122,7 +123,8 @@ def draw_breakdown(axes: Axes, phases: Sequence[PhaseBytes], limits: Sequence[Li
     _draw_intervals(axes, phases)
     top = _room_above(axes, max([*ends, *(p.interval[1] / GIB for p in phases if p.interval)], default=0), limits)
     _draw_limits(axes, [limit for limit in limits if limit.size_bytes / GIB <= top], vertical=True)
-    axes.set(title="Where the bytes go, at each phase's peak", xlabel="GiB", xlim=(0, top))
+    axes.set_title("Where the bytes go, at each phase's peak", pad=16)
+    axes.set(xlabel="GiB", xlim=(0, top))
     axes.set_yticks(rows, [phase.phase for phase in phases])
     axes.invert_yaxis()
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
@@ -228,10 +230,13 @@ def _draw_limits(axes: Axes, limits: Sequence[Limit], *, vertical: bool) -> None
 
 
 def _name_spans(axes: Axes, timeline: Timeline) -> None:
-    """Phase names inside their bands; a band too narrow for its name has it slanted."""
+    """Phase names inside their bands, upright where the band is narrow; the narrowest have no room for one."""
     whole = max(1, len(timeline.allocated_bytes))
     for span in timeline.spans:
-        wide = (span.end - span.start) / whole > 0.011 * len(span.phase)
+        share = (span.end - span.start) / whole
+        if share < _NARROWEST:
+            continue
+        wide = share > 0.011 * len(span.phase)
         axes.text(
             (span.start + span.end) / 2,
             0.02,
