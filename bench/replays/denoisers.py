@@ -13,6 +13,7 @@ from autotune.memory.interval import Interval
 
 Inputs = Callable[["Batch"], dict[str, Any]]
 NOTHING = Interval(0, 0)
+_LUMINA2_TOKENS = 33  # the trainer's system prompt (23 words), its `<Prompt Start>` and a one-word caption
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class DenoiserKind:
     targets: tuple[str, ...] = ("to_k", "to_q", "to_v", "to_out.0")
     assumption: str = ""
     learned_variance: bool = False
+    prepare: Callable[[Any], object] = id
+    """Makes a model on the host read what it needs of inputs that have no values on the null GPU."""
     unstated: Interval = NOTHING
     """Memory of residents that the source doesn't state the size of."""
 
@@ -61,6 +64,7 @@ def build_denoiser(kind: DenoiserKind, dtype: Any) -> Any:
             module = getattr(diffusers, kind.class_name)(**kind.figures)
     finally:
         torch.set_default_dtype(default)
+    kind.prepare(module)
     return module.to(dtype).requires_grad_(False)
 
 
@@ -137,6 +141,18 @@ def _lumina2_inputs(batch: Batch) -> dict[str, Any]:
         "encoder_hidden_states": batch.make(batch.size, 256, 2304),
         "encoder_attention_mask": batch.make(batch.size, 256, boolean=True),
     }
+
+
+def _tell_caption_length(model: Any) -> None:
+    """Lumina2 reads from its mask how many tokens a caption has: a mask on the host tells it."""
+
+    def with_host_mask(module: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden_states, mask = arguments
+        known = mask.new_zeros(mask.shape, device="cpu")
+        known[:, :_LUMINA2_TOKENS] = True
+        return hidden_states, known
+
+    model.rope_embedder.register_forward_pre_hook(with_host_mask)
 
 
 def _sana_inputs(batch: Batch) -> dict[str, Any]:
@@ -337,6 +353,8 @@ DENOISERS: Mapping[str, DenoiserKind] = {
         _lumina2_inputs,
         16,
         text_tokens=256,
+        prepare=_tell_caption_length,
+        assumption="a caption of 33 tokens with the system prompt, padded to 256",
         targets=("to_k", "to_q", "to_v", "to_out.0", "to_qkv"),
     ),
     "sana": DenoiserKind("SanaTransformer2DModel", {}, _sana_inputs, 32, latent_factor=32, text_tokens=300),
