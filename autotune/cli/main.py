@@ -145,13 +145,39 @@ def plan(
 
     settings = {
         "train_batch_size": batch_size, "resolution": resolution, "network_dim": network_dim,
-        "gradient_checkpointing": gradient_checkpointing, "mixed_precision": precision, "optimizer_type": optimizer,
+        "gradient_checkpointing": gradient_checkpointing, "mixed_precision": precision,
+        "optimizer_type": optimizer,
     }  # fmt: skip
     given = {key: value for key, value in settings.items() if value is not None}
     options = command.PlanOptions(
         gpu or (), family, variant, config or (), overrides or (), given, as_json, report, snapshot
     )
     _run(lambda: command.run(options), debug)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def dryrun(
+    command: Annotated[list[str] | None, typer.Argument(help="The program and its arguments, after --.")] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", help="A card or size (12GiB@8.6); repeat it for several cards."),
+    ] = None,
+    max_vram: Annotated[str | None, typer.Option(help="A budget below the card's memory, such as 8GiB.")] = None,
+    ladder: Annotated[
+        bool, typer.Option("--ladder", help="Walk the ladder on the command's options; print what fits.")
+    ] = False,
+    rungs: Annotated[
+        str, typer.Option(help="With --ladder: classic, lossless-first, or a TOML file.")
+    ] = DEFAULT_LADDER,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
+    report: Annotated[Path | None, typer.Option(help="Write a report: FILE.html or FILE.png.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Run any PyTorch program on a card that is not there, and say whether it fits."""
+    from autotune.cli import dryrun as module
+
+    options = module.DryRunOptions(command or (), gpu or (), max_vram, rungs if ladder else None, as_json, report)
+    _run(lambda: module.run(options), debug)
 
 
 def main() -> None:

@@ -15,7 +15,8 @@ from autotune.controller.forecast import Architecture, Forecaster
 from autotune.controller.forecast_cache import ForecastCache, cache_key
 from autotune.controller.plan import Asked, CardRow, Planned, plan_job, planned_json
 from autotune.device.null.card import NullCard
-from autotune.errors import ConfigError, NothingFitsError
+from autotune.errors import ConfigError, ModelError, NothingFitsError
+from autotune.files import check_writable
 from autotune.ladder.knobs import Cost, describe_value
 from autotune.memory.account import CATEGORIES, PhaseAccount
 from autotune.memory.forecast import FitVerdict
@@ -75,7 +76,7 @@ def factory_config(options: PlanOptions) -> dict[str, Any]:
     """What the workload's factory gets."""
     named = {key: value for key, value in (("family", options.family), ("variant", options.variant)) if value}
     if options.configs:
-        settings = [f"{key}={json.dumps(value)}" for key, value in options.settings.items()]
+        settings = [f"{key}={_spelled(value)}" for key, value in options.settings.items()]
         paths = [str(path.absolute()) for path in options.configs]
         return {**named, "configs": paths, "set": [*options.overrides, *settings]}
     overrides = dict(_split(one) for one in options.overrides)
@@ -156,17 +157,24 @@ def _mib(size_bytes: int) -> str:
 
 
 def _check(options: PlanOptions) -> None:
-    if not options.configs and not options.family:
-        from trainer.families.family import family_names
+    from trainer.blank_settings import load_settings
+    from trainer.families.family import family_names
 
+    known = family_names()
+    if not options.configs and not options.family:
         raise ConfigError(
-            "neither a family nor a config is given.",
-            f"Say --family ({', '.join(family_names())}) or --config FILE.",
+            "neither a family nor a config is given.", f"Say --family ({', '.join(known)}) or --config FILE."
         )
+    if options.family is not None and options.family not in known:
+        raise ModelError(f"{options.family!r} is no model family.", f"Known: {', '.join(known)}.")
+    load_settings(factory_config(options))
     if options.report is not None:
         from autotune.report.write import check_ending
 
         check_ending(options.report)
+    for path in (options.report, options.snapshot):
+        if path is not None:
+            check_writable(path.absolute().parent)
 
 
 def _forecaster(options: PlanOptions, architecture: Architecture, tell: Any) -> Forecaster:
@@ -185,6 +193,11 @@ def _split(text: str) -> tuple[str, str]:
     if not separator:
         raise ConfigError(f"--set {text!r} is not of the form key=value.")
     return key.strip(), value.strip()
+
+
+def _spelled(value: object) -> str:
+    """A setting as `--set` takes it: text bare, the rest as JSON."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _write(options: PlanOptions, planned: Planned, console: Console) -> None:

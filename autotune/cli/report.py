@@ -1,6 +1,10 @@
 """From what the commands found to what a report shows. Owns the report's titles and words, computes nothing."""
 
+import shlex
+
 from autotune.controller.plan import CardRow, Planned
+from autotune.dryrun.run import DryRun
+from autotune.dryrun.verdict import Judgement
 from autotune.ladder.knobs import describe_value
 from autotune.memory.account import Account, PhaseAccount
 from autotune.memory.interval import Interval
@@ -28,6 +32,34 @@ def report_of_plan(planned: Planned) -> Report:
             ("CUDA context", _ends(first.context), f"of {first.card.name}"),
         ),
         notes=tuple(planned.job.notes),
+    )
+
+
+def report_of_dry_run(done: DryRun, judgement: Judgement) -> Report:
+    """The report of `autotune dryrun`."""
+    oom = judgement.out_of_memory
+    places = [("ran out at", oom.user or oom.library or "")] if oom else []
+    return Report(
+        title=shlex.join(done.command),
+        evidence=FORECAST,
+        facts=(("result", judgement.result.value), ("exit status", str(done.status)), *places),
+        verdicts=tuple(
+            Verdict(f"{row.index} {row.card.slug}", row.card.total_bytes, _ends(row.need), judgement.result.value)
+            for row in judgement.cards
+        ),
+        phases=tuple(
+            PhaseBytes(
+                f"card {row.index}",
+                {
+                    "other": row.use.allocated_bytes,
+                    "cache slack": max(0, row.use.reserved_bytes - row.use.allocated_bytes),
+                    "context": row.use.processes * row.card.context_low_bytes,
+                },
+                _ends(row.need),
+            )
+            for row in judgement.cards
+        ),
+        notes=judgement.notes,
     )
 
 
