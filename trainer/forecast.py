@@ -4,7 +4,6 @@ Owns the stand-ins: a blank base model at full architecture size and pictures of
 trainer's own session and step. It must never train, write anything, or serve a device that computes values.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from autotune.errors import ConfigError, ModelError
 from autotune.ladder.plan import Plan
 from autotune.trial.workload import Job
 from trainer.adapters.lora import Shelf
-from trainer.config.loader import load_config
+from trainer.blank_settings import load_settings
 from trainer.config.schema import Size, TrainConfig
 from trainer.data.samples import Dataset, Sample, load_dataset
 from trainer.families.blank import blank_components
@@ -30,21 +29,6 @@ from trainer.workload import LoraTrial, LoraWorkload
 # A second microbatch meets the first one's gradients, and every later one the same memory again.
 MOST_MICROBATCHES = 2
 
-# What people train with today, and what autotune's own ladders start from.
-DEFAULTS: Mapping[str, Any] = {
-    "mixed_precision": "bf16",
-    "optimizer_type": "AdamW",
-    "network_dim": 16,
-    "network_alpha": 16,
-    "network_train_unet_only": True,
-    "cache_latents": True,
-    "cache_text_encoder_outputs": True,
-    "gradient_checkpointing": False,
-    "train_batch_size": 1,
-    "sample_at_end": True,
-}
-_OWN_KEYS = ("family", "variant", "configs", "set")
-
 
 def create(config: Mapping[str, Any]) -> "BlankWorkload":
     """The factory. `config` holds `configs` (paths) and `set` (key=value), as `trainer.workload:create`'s, or
@@ -54,16 +38,10 @@ def create(config: Mapping[str, Any]) -> "BlankWorkload":
     for a setting that can't be, ModelError when nothing tells the family.
     """
     family, variant = config.get("family"), config.get("variant")
-    if config.get("configs"):
-        paths, overrides = [Path(path) for path in config["configs"]], list(config.get("set", []))
-    elif family:
-        paths, overrides = [], _overrides(str(family), config)
-    else:
-        raise ConfigError("neither a config nor a family is given.", "Say --family sdxl, or give --config FILE.")
-    loaded = load_config(paths, overrides, files_must_exist=False)
+    loaded = load_settings(config, get_family(str(family)).native_side if family else 0)
     components = _blank_base(loaded.config, family, variant)
     dataset = _dataset(loaded.config)
-    notes = loaded.notes if paths else ()
+    notes = loaded.notes if config.get("configs") else ()
     return BlankWorkload(loaded.config, components, dataset, (*notes, *dataset.notes))
 
 
@@ -96,22 +74,6 @@ class BlankWorkload:
 
     def _workload(self, config: TrainConfig) -> LoraWorkload:
         return LoraWorkload(config, self._components, self._dataset, self._notes, _BLANK_PICTURES, self._shelf)
-
-
-def _overrides(family: str, config: Mapping[str, Any]) -> list[str]:
-    given = {key: value for key, value in config.items() if key not in _OWN_KEYS}
-    values = {
-        "pretrained_model_name_or_path": family,
-        "train_data_dir": "pictures",
-        "resolution": get_family(family).native_side,
-        **DEFAULTS,
-        **given,
-    }
-    return [f"{key}={_text(value)}" for key, value in values.items() if value is not None]
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _blank_base(config: TrainConfig, family: str | None, variant: str | None) -> Components:

@@ -82,14 +82,15 @@ class Forecaster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._cache.save()
         self._close()
+        self._cache.save()
 
     @property
     def job(self) -> Job:
         """What is trained, and the recipe as written. Raises what the workload raises for a bad config."""
         if self._cache.job is None:
-            self._cache.job = self._open().ready.job
+            self._open()
+        assert self._cache.job is not None
         return self._cache.job
 
     def forecast(self, plan: Plan) -> Forecast:
@@ -146,7 +147,7 @@ class Forecaster:
             major, minor = card.compute_capability
             spec = DeviceSpec.parse(f"null:{ENDLESS_BYTES // GIB}GiB@{major}.{minor}")
             self._worker = self._make(self._workload, self._config, spec, launch=launch, on_event=self._on_event)
-            self._worker.open()
+            self._cache.job = self._worker.open().job
         return self._worker
 
     def _close(self) -> None:

@@ -25,8 +25,9 @@ from autotune.trial.outcome import Outcome
 from autotune.trial.workload import Job
 
 FORM = 2  # raised when the file's form changes
+_NAMES = ("family", "variant")  # never of files
 _PACKAGES = ("diffusers", "transformers", "peft", "accelerate", "bitsandbytes")
-_OUR_CODE = ("trainer", "autotune.trial", "autotune.device.null", "autotune.memory")
+_OUR_CODE = ("trainer", "autotune.trial", "autotune.device", "autotune.memory")
 
 
 @dataclass
@@ -85,8 +86,8 @@ class ForecastCache:
 
 def cache_key(workload: str, config: Mapping[str, Any], architecture: object) -> str | None:
     """A digest of all that shapes the answers; None for a job that depends on files of the user's, which may
-    change at any time."""
-    if config.get("configs"):
+    change at any time: configs, and whatever a setting names that is there."""
+    if config.get("configs") or any(_is_there(v) for key, v in config.items() if key not in _NAMES):
         return None
     try:
         torch = cuda_torch()[0].version
@@ -94,6 +95,10 @@ def cache_key(workload: str, config: Mapping[str, Any], architecture: object) ->
         return None
     parts = [FORM, torch, _versions(), _code_digest(), workload, config, repr(architecture)]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def _is_there(value: object) -> bool:
+    return isinstance(value, str) and bool(value) and Path(value).expanduser().exists()
 
 
 def _versions() -> list[str]:
