@@ -5,10 +5,13 @@ Runs as a process of its own, `python -m bench.replays.baselines`, that reads ro
 JSON lines. Must never use the null GPU.
 """
 
+import _thread
 import json
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from bench.replays.rows import Row
 
 _STATE_BYTES = {"adamw_bf16": 3 * 2, "optimi-lion": 2 * 2}
 STEPS = 2
+LONGEST_S = 300  # the tracker visits every parameter of a module at every call of it
 
 
 def main() -> int:
@@ -46,7 +50,10 @@ def forecast(row: Row) -> dict[str, int | str | None]:
     }
     for name, method in methods.items():
         try:
-            found[name] = method(row)
+            with _patience(LONGEST_S):
+                found[name] = method(row)
+        except KeyboardInterrupt:
+            found |= {name: None, f"{name}_error": f"took longer than {LONGEST_S} s"}
         except Exception as error:  # the method fails on this row, which is its result
             found |= {
                 name: None,
@@ -117,6 +124,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _forget(self, key: int) -> None:
         self.bytes -= self._alive.pop(key, 0)
+
+
+@contextmanager
+def _patience(seconds: float) -> Iterator[None]:
+    """Interrupt what runs inside after `seconds`, as Ctrl-C would."""
+    timer = threading.Timer(seconds, _thread.interrupt_main)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _steps(row: Row, model: Any, made: Callable[[Any], None]) -> Any:
