@@ -10,6 +10,7 @@ from typer.main import get_command
 
 from autotune import errors
 from autotune.cli import main as cli
+from autotune.cli.plan import EXIT_TOO_CLOSE, USUAL_CARDS
 from autotune.device.virtual import VirtualSession
 from autotune.ladder.ladders import LADDERS, parse_ladder
 from autotune.testing.demo import CONFIG
@@ -18,6 +19,9 @@ from autotune.units import MIB
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+COMMANDS = ("probe", "train", "plan")
 
 
 def blocks(language):
@@ -31,12 +35,12 @@ def options_of(command):
 
 
 def test_every_option_in_the_readme_exists():
-    known = options_of("probe") | options_of("train") | {"--help"}
+    known = set().union(*map(options_of, COMMANDS)) | {"--help", "--torch"}
     told = set(re.findall(r"(--[a-z][a-z-]+)", README))
     assert told - known == set()
 
 
-@pytest.mark.parametrize("command", ["probe", "train"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_of_a_command_is_in_the_readme(command):
     assert {name for name in options_of(command) if name not in README} <= {"--debug"}
 
@@ -44,7 +48,7 @@ def test_every_option_of_a_command_is_in_the_readme(command):
 def test_the_table_of_exit_codes_is_the_codes():
     told = {int(code) for code in re.findall(r"\| (\d+) \|", README)}
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.AutotuneError)]
-    assert told == {c.exit_code for c in classes} | {0, 2, 130, 143}
+    assert told == {c.exit_code for c in classes} | {0, 2, 130, 143, EXIT_TOO_CLOSE}
 
 
 def test_the_ladder_file_of_the_readme_is_one():
@@ -73,3 +77,16 @@ def test_every_file_the_readme_names_is_there(path):
 def test_the_demo_asks_for_what_the_readme_shows():
     assert "network_dim = 32" in CONFIG
     assert "batch_size 4, resolution 512x512, gradient_checkpointing off, network_dim 32" in README
+
+
+def test_the_usual_cards_are_as_many_as_the_readme_says():
+    assert len(USUAL_CARDS) == 7
+    assert "seven usual cards" in README
+
+
+def test_the_forecast_of_the_readme_is_a_screen_of_plan():
+    shown = README.partition("<!-- plan:begin -->")[2].partition("<!-- plan:end -->")[0]
+    lines = shown.strip().splitlines()[2:-1]
+    assert lines[1].startswith("forecast on the null GPU, nothing was measured")
+    assert max(map(len, lines[1:])) <= 80
+    assert {"fits", "does not fit"} <= set(re.findall(r"\d  (fits|does not fit|too close to call)", shown))
