@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +180,19 @@ def _full_training(place: Place, found: Findings) -> None:
     check_training(place.device, full_job(place.folder), found)
 
 
+def _forecast(family: str, place: Place, found: Findings) -> None:
+    import torch
+
+    from autotune.controller.forecast import Architecture
+    from autotune.trial.process import Launch
+    from bench.gpu_forecasts import CONFIGS, check_forecast
+
+    card = torch.cuda.get_device_properties(int(place.device.argument or 0))
+    architecture = Architecture((card.major, card.minor), card.multi_processor_count)
+    launch = Launch(log_path=place.folder / "worker.log")
+    check_forecast(place.device, CONFIGS[family], architecture, launch, found)
+
+
 PARTS: Mapping[str, Part] = {
     "probe": Part("probe: NVML, CUDA and the catalogue agree", 60, _probe),
     "budget": Part("budget: the cap is kept and fails cleanly", 45, _budget),
@@ -188,6 +202,9 @@ PARTS: Mapping[str, Part] = {
     "training": Part("training run to a LoRA that reloads, tiny SD 1.x", 90, _training),
     "full_walk": Part("ladder walk, SD 1.5 at full size", 180, _full_walk),
     "full_training": Part("training run to a LoRA that reloads, SD 1.5 at full size", 120, _full_training),
+    "forecast_sd1": Part("forecast against the card, SD 1.5", 120, partial(_forecast, "sd1")),
+    "forecast_sdxl": Part("forecast against the card, SDXL", 150, partial(_forecast, "sdxl")),
+    "forecast_flux2": Part("forecast against the card, FLUX.2-klein", 180, partial(_forecast, "flux2")),
 }
 
 

@@ -46,13 +46,13 @@ class NullSession(CudaSession):
         A module's trainable parameters stay the objects they are: optimizers hold them.
         """
         if isinstance(thing, nn.Module):
-            return _convert(thing, self._on_card)
+            return convert(thing, self._on_card)
         return self._on_card(thing)
 
     def evict(self, thing: Placed) -> Placed:
         """A module to `meta`, in place; a tensor as a copy of zeros to the host."""
         if isinstance(thing, nn.Module):
-            return _convert(thing, lambda tensor: tensor.to("meta"))
+            return convert(thing, lambda tensor: tensor.to("meta"))
         return thing.to("cpu")
 
     def context_bytes(self) -> int:
@@ -65,7 +65,7 @@ class NullSession(CudaSession):
         return tensor.to(self.torch_device)
 
 
-def _convert(module: nn.Module, change: Change) -> nn.Module:
+def convert(module: nn.Module, change: Change) -> nn.Module:
     """Change every parameter and buffer of `module` in place; what is shared stays shared.
 
     Trainable parameters stay the objects they are, for optimizers and graphs hold them, and keep to the host and
