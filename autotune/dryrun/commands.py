@@ -31,8 +31,8 @@ SHORT_RUN_STEPS = 3
 
 @dataclass(frozen=True)
 class Dialect:
-    """The options of one kind of script. `rank`, `alpha` and the rest are option names, `defaults` the script's own;
-    `alpha` is None where the script ties it to the rank by itself."""
+    """The options of one kind of script. `rank`, `alpha` and the rest are option names, `defaults` the script's
+    own; `alpha` is None where the script ties it to the rank by itself."""
 
     name: str
     scripts: re.Pattern[str]
@@ -87,8 +87,9 @@ class KnownCommand:
         return Recipe(plan, effective, 1, floors)
 
     def for_plan(self, plan: Plan, folder: Path) -> tuple[str, ...]:
-        """The command under `plan`: only options whose values differ from what is said are set. A dataset file that
-        says other is copied, changed, into `folder`."""
+        """The command under `plan`: only options whose values differ from what is said are set. A dataset file
+        that says others is copied, changed, into `folder`."""
+
         changes = self._changes(plan)
         command = list(self.command)
         if self.dataset is not None and {self.dialect.batch, "resolution"} & changes.keys():
@@ -104,7 +105,7 @@ class KnownCommand:
         return tuple(set_option(list(command), self.dialect.steps, str(SHORT_RUN_STEPS)))
 
     def _changes(self, plan: Plan) -> dict[str, str | None]:
-        """Option names and values that differ from the recipe; None is a switch turned on."""
+        """Options that differ from the recipe; None is a switch turned on."""
         before, dialect = self.recipe, self.dialect
         changes: dict[str, str | None] = {}
         if plan.batch_size != before.plan.batch_size:

@@ -28,6 +28,7 @@ CORE = "libautotune_null.so"
 NVML = "libnvidia-ml.so.1"
 _DEFINED = re.compile(r"^(?:NULL_API|NONE)\b.*?\b(\w+)\(|^NONE\((\w+),", re.MULTILINE)
 _TOUCHES_MEMORY = re.compile(r"alloc|free(?!z)|buffersize|workspace|pool|mem(?!set|cpy)|map|ipc", re.IGNORECASE)
+_ONLY_DESCRIBE = ("libcudart", "libcuda", "libcupti")  # whose reviewed functions run nothing on a card
 _COMPILERS = ("c++", "g++", "clang++")
 _WITHIN_S = 300
 _NOT_SUPPORTED = 801  # cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED; no library's status for success
@@ -135,10 +136,11 @@ def _compile_library(job: _Job, library: Library) -> None:
 def _generate(library: Library) -> str:
     """C++ text of every function that has no behaviour."""
     lines = ['#include "core.h"']
+    runs = "" if library.stem in _ONLY_DESCRIBE else "null_gpu_launched(), "
     for function in library.functions:
         kind = _kind(library, function)
         if kind == "compute-only":
-            lines.append(f"NULL_API long {function}(void) {{ return 0; }}")
+            lines.append(f"NULL_API long {function}(void) {{ return {runs}0; }}")
         elif kind == "unmodelled":
             status = _NOT_SUPPORTED if touches_memory(function) else 0
             lines.append(

@@ -134,6 +134,19 @@ void reserve_addresses() {
   last_address = next_address + kAddressSpace - 2 * kGranule;
 }
 
+constexpr size_t kKeptBytes = 64u << 10;
+std::map<uintptr_t, std::vector<char>> contents;  // by address, never overlapping
+std::atomic<bool> has_contents{false};
+
+void drop_contents(uintptr_t start, size_t bytes) {
+  auto entry = contents.lower_bound(start);
+  if (entry != contents.begin()) {
+    auto before = std::prev(entry);
+    if (before->first + before->second.size() > start) contents.erase(before);
+  }
+  while (entry != contents.end() && entry->first < start + bytes) entry = contents.erase(entry);
+}
+
 struct Start {
   Start() {
     read_cards();
@@ -244,6 +257,7 @@ bool forget(uintptr_t base, Found* found) {
   if (entry == ranges.end()) return false;
   *found = entry->second;
   ranges.erase(entry);
+  if (found->where == Where::device && has_contents) drop_contents(base, found->size);
   if (found->where == Where::device) reusable[rounded(found->size)].push_back(base);
   return true;
 }
@@ -257,6 +271,37 @@ Found find(const void* pointer) {
     if (address < candidate.base + candidate.size) return candidate;
   }
   return Found{Where::host, -1, address, 0};
+}
+
+void write_device(uintptr_t to, const void* from, size_t bytes) {
+  if (!has_contents && (from == nullptr || bytes > kKeptBytes)) return;
+  Guard guard(local);
+  drop_contents(to, bytes);
+  if (from == nullptr || bytes == 0 || bytes > kKeptBytes) return;
+  const char* first = static_cast<const char*>(from);
+  contents[to] = std::vector<char>(first, first + bytes);
+  has_contents = true;
+}
+
+void copy_device(uintptr_t to, uintptr_t from, size_t bytes) {
+  if (!has_contents) return;
+  if (bytes > kKeptBytes) return write_device(to, nullptr, bytes);
+  std::vector<char> values(bytes);
+  read_device(values.data(), from, bytes);
+  write_device(to, values.data(), bytes);
+}
+
+void read_device(void* to, uintptr_t from, size_t bytes) {
+  memset(to, 0, bytes);
+  if (!has_contents) return;
+  Guard guard(local);
+  auto entry = contents.lower_bound(from);
+  if (entry != contents.begin()) --entry;
+  for (; entry != contents.end() && entry->first < from + bytes; ++entry) {
+    const uintptr_t start = entry->first, end = start + entry->second.size();
+    const uintptr_t low = start > from ? start : from, high = end < from + bytes ? end : from + bytes;
+    if (low < high) memcpy(static_cast<char*>(to) + (low - from), entry->second.data() + (low - start), high - low);
+  }
 }
 
 }  // namespace null_gpu
@@ -276,5 +321,12 @@ NULL_API void null_gpu_unmodelled(const char* name) {
   }
 }
 
-NULL_API void null_gpu_launched(void) { null_gpu::launch_count++; }
+NULL_API void null_gpu_launched(void) {
+  using namespace null_gpu;
+  launch_count++;
+  if (!has_contents) return;
+  Guard guard(local);
+  contents.clear();
+  has_contents = false;
+}
 NULL_API unsigned long null_gpu_launches(void) { return null_gpu::launch_count; }

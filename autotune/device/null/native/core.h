@@ -71,10 +71,17 @@ void remember(uintptr_t base, size_t size, Where where, int card);
 bool forget(uintptr_t base, Found* found);
 Found find(const void* pointer);
 
+// Contents: what a program copied to a card is there until something runs on the card. Small copies are kept until
+// the next launch, so that a flag sent up and read back (as data-parallel wrappers do) is what it was; all else
+// reads as zeros.
+void write_device(uintptr_t to, const void* from, size_t bytes);  // from == nullptr: contents unknown
+void copy_device(uintptr_t to, uintptr_t from, size_t bytes);
+void read_device(void* to, uintptr_t from, size_t bytes);
+
 }  // namespace null_gpu
 
 // Counts a call that has no behaviour here, by name, and says it was the last one.
 NULL_API void null_gpu_unmodelled(const char* name);
-// Kernel launches and the like, for the curious.
+// Something ran on the card: whatever was written there before may have changed.
 NULL_API void null_gpu_launched(void);
 NULL_API unsigned long null_gpu_launches(void);

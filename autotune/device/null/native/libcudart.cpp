@@ -171,23 +171,26 @@ NULL_API Error cudaMemPoolGetAttribute(void* pool, int attribute, void* value) {
   return memcpy(value, &bytes, attribute <= 3 ? sizeof(int) : sizeof bytes), kSuccess;  // 5..8: used and reserved
 }
 
-// What comes from the card is zeros: nothing was computed there.
 static void copy(void* to, const void* from, size_t bytes) {
-  if (find(to).where == Where::device) return;
-  if (find(from).where == Where::device) memset(to, 0, bytes);
+  const bool to_card = find(to).where == Where::device, from_card = find(from).where == Where::device;
+  const auto target = reinterpret_cast<uintptr_t>(to), source = reinterpret_cast<uintptr_t>(from);
+  if (to_card && from_card) copy_device(target, source, bytes);
+  else if (to_card) write_device(target, from, bytes);
+  else if (from_card) read_device(to, source, bytes);
   else memmove(to, from, bytes);
 }
 NULL_API Error cudaMemcpy(void* to, const void* from, size_t bytes, int) { return copy(to, from, bytes), kSuccess; }
 NULL_API Error cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, Stream) { return copy(to, from, bytes), kSuccess; }
-NULL_API Error cudaMemcpyPeerAsync(void*, int, const void*, int, size_t, Stream) { return kSuccess; }
+NULL_API Error cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t bytes, Stream) { return copy(to, from, bytes), kSuccess; }
 NULL_API Error cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height, int, Stream) {
-  if (find(to).where == Where::device) return kSuccess;
+  if (find(to).where == Where::device) return write_device(reinterpret_cast<uintptr_t>(to), nullptr, to_pitch * height), kSuccess;
   for (size_t row = 0; row < height; row++)
     copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
   return kSuccess;
 }
 NULL_API Error cudaMemset(void* to, int value, size_t bytes) {
   if (find(to).where != Where::device) memset(to, value, bytes);
+  else write_device(reinterpret_cast<uintptr_t>(to), nullptr, bytes);
   return kSuccess;
 }
 NULL_API Error cudaMemsetAsync(void* to, int value, size_t bytes, Stream) { return cudaMemset(to, value, bytes); }
