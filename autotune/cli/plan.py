@@ -1,8 +1,10 @@
 """`autotune plan`: what a job needs and which cards it fits, told on one screen. Parses, calls, prints."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from rich.text import Text
 
 from autotune.controller.forecast import Architecture, Forecaster
 from autotune.controller.forecast_cache import ForecastCache, cache_key
-from autotune.controller.plan import Asked, CardRow, Planned, plan_job, planned_json
+from autotune.controller.plan import Asked, CardRow, Planned, Saving, plan_job, planned_json
+from autotune.controller.text import remarks_on
 from autotune.device.null.card import NullCard
 from autotune.errors import ConfigError, ModelError, NothingFitsError
 from autotune.files import check_writable
@@ -22,6 +25,7 @@ from autotune.memory.account import CATEGORIES, PhaseAccount
 from autotune.memory.forecast import FitVerdict
 from autotune.memory.interval import Interval
 from autotune.trial.search import describe_plan
+from autotune.trial.trial import OPEN
 from autotune.units import MIB
 
 FORECAST_TRAINER = "trainer.forecast:create"
@@ -34,9 +38,14 @@ USUAL_CARDS = (
     "rtx-4070",
     "rtx-4090",
 )
+MOST_WORKERS = 2
+"""On a machine with as many cores. Each takes about 1.2 GiB of the host's memory."""
 EXIT_DOES_NOT_FIT = NothingFitsError.exit_code
 EXIT_TOO_CLOSE = 13
 _STYLES = {FitVerdict.FITS: "bold green", FitVerdict.NO: "red", FitVerdict.CLOSE: "yellow"}
+_SHORT = {FitVerdict.CLOSE: "too close"}
+_BAR_LENGTH = 30
+_EIGHTHS = "▏▎▍▌▋▊▉"
 _COSTS = {Cost.NONE: "nothing", Cost.SPEED: "speed", Cost.QUALITY: "quality"}
 
 
@@ -57,12 +66,12 @@ class PlanOptions:
 
 def run(options: PlanOptions) -> None:
     """Forecast, print, write the report. Ends the command with an exit code when a named card does not fit."""
-    _check(options)
+    files = _check(options)
     cards = tuple(NullCard.parse(gpu) for gpu in options.gpus or USUAL_CARDS)
     asked = Asked(cards, frontier=options.report is not None, snapshot=options.snapshot)
     console = Console(stderr=True, highlight=False)
     with console.status("forecasting on the null GPU ...") as status:
-        planned = plan_job(asked, lambda architecture: _forecaster(options, architecture, status.update))
+        planned = plan_job(asked, lambda architecture: _forecaster(options, architecture, files, status.update))
     if options.as_json:
         typer.echo(json.dumps(planned_json(planned), indent=2))
     else:
@@ -96,23 +105,27 @@ class Printer:
         peak = planned.rows[0].forecast.peak_phase
         self._print(f"[dim]forecast on the null GPU, nothing was measured; memory peaks in phase {peak}[/dim]\n")
         self._print(_cards_table(planned.rows), "")
+        remarks = remarks_on(planned.rows)
+        for remark in [*remarks, ""] if remarks else ():
+            self._print(Text(remark, style="dim"))
         phase = planned.account.peak if planned.account else None
         if phase is not None:
-            self._print(_bytes_table(phase, planned.rows[0].context), "")
+            self._print(_bytes_table(phase, planned.rows[0]), "")
         if planned.savings:
-            self._print(_savings_table(planned))
+            self._print(_savings_table(planned.savings))
         for note in planned.job.notes:
-            self._print(f"[dim]note: {note}[/dim]")
+            self._print(Text(f"note: {note}", style="dim"), soft_wrap=True)
 
 
 def _cards_table(rows: Sequence[CardRow]) -> Table:
-    table = _table("card", "has MiB>", "needs MiB>", "", "batch>", "with ckpt>")
+    table = _table("card", "MiB>", "needs MiB>", "", "batch>", "w/ ckpt>")
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
     for row in rows:
         table.add_row(
-            row.card.slug if "@" not in row.card.slug else row.card.name,
+            row.card.slug,
             _mib(row.card.total_bytes),
             describe_interval(row.need),
-            Text(row.verdict.value, style=_STYLES[row.verdict]),
+            Text(_SHORT.get(row.verdict, row.verdict.value), style=_STYLES[row.verdict]),
             *("" if batch is None else f"≤ {batch}" if batch else "none" for batch in row.largest),
         )
     return table
@@ -120,26 +133,37 @@ def _cards_table(rows: Sequence[CardRow]) -> Table:
 
 def _table(*headers: str) -> Table:
     """A table without lines; a header that ends in `>` is over a column of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for header in headers:
         table.add_column(header.rstrip(">"), justify="right" if header.endswith(">") else "left", no_wrap=True)
     return table
 
 
-def _bytes_table(phase: PhaseAccount, context: Interval) -> Table:
-    table = _table(f"where the bytes go (peak of {phase.phase})", "MiB>", "")
-    sizes = {name: phase.parts.get(name, 0) for name in CATEGORIES} | {"cache slack": phase.cache_slack_bytes}
+def _bytes_table(phase: PhaseAccount, row: CardRow) -> Table:
+    """The parts of what the first card must hold; they add up to what the plan needs there."""
+    table = _table(f"bytes at the peak, in {phase.phase}", "MiB>", "")
+    slack = row.forecast.counted_bytes - phase.peak_allocated_bytes
+    sizes = {name: phase.parts.get(name, 0) for name in CATEGORIES} | {"cache slack": slack}
     largest = max(sizes.values(), default=1) or 1
     for name, size in sizes.items():
         if size:
-            table.add_row(name, _mib(size), Text("█" * max(1, round(30 * size / largest)), style="cyan"))
-    table.add_row("context", describe_interval(context), "")
+            table.add_row(name, _mib(size), Text(bar(size / largest), style="cyan"))
+    for part in row.forecast.parts:
+        table.add_row(part.name, describe_interval(part.interval))
+    table.add_row("CUDA context", describe_interval(row.context))
+    table.add_row("in all", describe_interval(row.need), f"on {row.card.slug}", style="bold")
     return table
 
 
-def _savings_table(planned: Planned) -> Table:
+def bar(share: float) -> str:
+    """A bar for a share between 0 and 1, at most 30 characters long, to an eighth of one; never empty."""
+    eighths = max(1, round(share * _BAR_LENGTH * 8))
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8 - 1] if eighths % 8 else "")
+
+
+def _savings_table(savings: Sequence[Saving]) -> Table:
     table = _table("one step down would save", "MiB>", "costs")
-    for saving in sorted(planned.savings, key=lambda one: -one.saved_bytes):
+    for saving in sorted(savings, key=lambda one: -one.saved_bytes):
         change = saving.change
         before, after = (describe_value(change.knob, value) for value in (change.before, change.after))
         table.add_row(f"{change.knob} {before} to {after}", _mib(saving.saved_bytes), _COSTS[change.cost])
@@ -156,7 +180,8 @@ def _mib(size_bytes: int) -> str:
     return f"{round(size_bytes / MIB):,}"
 
 
-def _check(options: PlanOptions) -> None:
+def _check(options: PlanOptions) -> list[Path]:
+    """Raise what is wrong with the options; what the job reads of the user's files."""
     from trainer.blank_settings import load_settings
     from trainer.families.family import family_names
 
@@ -167,7 +192,7 @@ def _check(options: PlanOptions) -> None:
         )
     if options.family is not None and options.family not in known:
         raise ModelError(f"{options.family!r} is no model family.", f"Known: {', '.join(known)}.")
-    load_settings(factory_config(options))
+    settings = load_settings(factory_config(options)).config
     if options.report is not None:
         from autotune.report.write import check_ending
 
@@ -175,17 +200,23 @@ def _check(options: PlanOptions) -> None:
     for path in (options.report, options.snapshot):
         if path is not None:
             check_writable(path.absolute().parent)
+    named = (settings.pretrained_model_name_or_path, settings.vae, settings.train_data_dir, settings.metadata_path)
+    return [Path(name).expanduser() for name in named if name]
 
 
-def _forecaster(options: PlanOptions, architecture: Architecture, tell: Any) -> Forecaster:
+def _forecaster(
+    options: PlanOptions, architecture: Architecture, files: Sequence[Path], tell: Callable[[str], None]
+) -> Forecaster:
     config = factory_config(options)
-    cache = ForecastCache.load(cache_key(FORECAST_TRAINER, config, architecture))
+    cache = ForecastCache.load(cache_key(FORECAST_TRAINER, config, architecture, files))
+    trials = count(1)
 
     def on_event(event: Mapping[str, Any]) -> None:
-        if "phase" in event:
-            tell(f"forecasting on the null GPU: {event['phase']} ...")
+        if event.get("phase") == OPEN:
+            tell(f"forecasting on the null GPU: trial {next(trials)} ...")
 
-    return Forecaster(FORECAST_TRAINER, config, architecture, cache, on_event=on_event)
+    workers = min(MOST_WORKERS, os.cpu_count() or 1)
+    return Forecaster(FORECAST_TRAINER, config, architecture, cache, on_event=on_event, workers=workers)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 import shlex
 
 from autotune.controller.plan import CardRow, Planned
+from autotune.controller.text import remarks_on
 from autotune.dryrun.run import DryRun
 from autotune.dryrun.verdict import Judgement
 from autotune.ladder.knobs import describe_value
@@ -31,7 +32,7 @@ def report_of_plan(planned: Planned) -> Report:
             *((part.name, _ends(part.interval), part.basis) for part in first.forecast.parts),
             ("CUDA context", _ends(first.context), f"of {first.card.name}"),
         ),
-        notes=tuple(planned.job.notes),
+        notes=(*remarks_on(planned.rows), *planned.job.notes),
     )
 
 

@@ -6,6 +6,7 @@ that can't be read is as good as none. Must never be the only copy of anything, 
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,9 @@ from autotune.memory.account import Account
 from autotune.trial.outcome import Outcome
 from autotune.trial.workload import Job
 
-FORM = 2  # raised when the file's form changes
+FORM = 3  # raised when the file's form changes
+MOST_FILES = 20_000
+_CONFIGS = (".toml", ".json", ".yaml", ".yml")
 _NAMES = ("family", "variant")  # never of files
 _PACKAGES = ("diffusers", "transformers", "peft", "accelerate", "bitsandbytes")
 _OUR_CODE = ("trainer", "autotune.trial", "autotune.device", "autotune.memory")
@@ -37,9 +40,12 @@ class ForecastCache:
     path: Path | None
     job: Job | None = None
     outcomes: dict[Plan, Outcome] = field(default_factory=dict)
-    accounts: dict[Plan, Account] = field(default_factory=dict)
+    accounts: dict[Plan, Account | None] = field(default_factory=dict)
+    """None where this torch can't tell."""
     steps_only: dict[Plan, Outcome] = field(default_factory=dict)
     """Trials that ended with their steps: never mistaken for whole ones."""
+    squeezed: dict[tuple[Plan, int], Outcome] = field(default_factory=dict)
+    """Trials in a room of so many bytes."""
     _loaded: int = 0
 
     @classmethod
@@ -65,9 +71,11 @@ class ForecastCache:
             return
         job = Job.from_json(document["job"])
         outcomes = {one.plan: one for one in map(Outcome.from_json, document["outcomes"])}
-        accounts = {Plan.from_json(plan): Account.from_json(account) for plan, account in document["accounts"]}
+        accounts = {Plan.from_json(p): Account.from_json(a) if a else None for p, a in document["accounts"]}
         steps_only = {one.plan: one for one in map(Outcome.from_json, document["steps_only"])}
+        squeezed = [(Outcome.from_json(outcome), int(room)) for room, outcome in document["squeezed"]]
         self.job, self.outcomes, self.accounts, self.steps_only = job, outcomes, accounts, steps_only
+        self.squeezed = {(outcome.plan, room): outcome for outcome, room in squeezed}
         self._loaded = self._size()
 
     def _to_json(self) -> dict[str, Any]:
@@ -75,30 +83,54 @@ class ForecastCache:
         return {
             "form": FORM,
             "job": self.job.to_json(),
-            "outcomes": [outcome.to_json() for outcome in self.outcomes.values()],
-            "steps_only": [outcome.to_json() for outcome in self.steps_only.values()],
-            "accounts": [[plan.to_json(), account.to_json()] for plan, account in self.accounts.items()],
+            "outcomes": [outcome.to_json() for outcome in list(self.outcomes.values())],
+            "steps_only": [outcome.to_json() for outcome in list(self.steps_only.values())],
+            "accounts": [[p.to_json(), a.to_json() if a else None] for p, a in list(self.accounts.items())],
+            "squeezed": [[room, outcome.to_json()] for (_, room), outcome in list(self.squeezed.items())],
         }
 
     def _size(self) -> int:
-        return len(self.outcomes) + len(self.accounts) + len(self.steps_only)
+        return len(self.outcomes) + len(self.accounts) + len(self.steps_only) + len(self.squeezed)
 
 
-def cache_key(workload: str, config: Mapping[str, Any], architecture: object) -> str | None:
-    """A digest of all that shapes the answers; None for a job that depends on files of the user's, which may
-    change at any time: configs, and whatever a setting names that is there."""
-    if config.get("configs") or any(_is_there(v) for key, v in config.items() if key not in _NAMES):
-        return None
+def cache_key(
+    workload: str, config: Mapping[str, Any], architecture: object, files: Iterable[Path] = ()
+) -> str | None:
+    """A digest of all that shapes the answers, with the state of the user's `files` and folders that the job reads
+    and of whatever a setting names that is there. None where that can't be told."""
+    named = [Path(v).expanduser() for key, v in config.items() if key not in _NAMES and isinstance(v, str) and v]
     try:
         torch = cuda_torch()[0].version
-    except DeviceError:
+        states = [state_of(path) for path in [*map(Path, config.get("configs", ())), *named, *files]]
+    except (DeviceError, OSError, ValueError, TooManyError):
         return None
-    parts = [FORM, torch, _versions(), _code_digest(), workload, config, repr(architecture)]
+    parts = [FORM, torch, _versions(), _code_digest(), workload, config, repr(architecture), states]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def _is_there(value: object) -> bool:
-    return isinstance(value, str) and bool(value) and Path(value).expanduser().exists()
+class TooManyError(Exception):
+    """A folder holds more files than are worth looking at."""
+
+
+def state_of(path: Path) -> list[Any]:
+    """What changes when a file, or anything in a folder, does: size and time of each, and of a config its content.
+    Raises TooManyError, OSError."""
+    if path.suffix in _CONFIGS and path.is_file():
+        return [str(path), hashlib.sha256(path.read_bytes()).hexdigest()]
+    inside: list[list[Any]] = []
+    for folder, _, names in os.walk(path, followlinks=True):
+        inside += [[folder], *([folder, name, *_file_state(Path(folder, name))] for name in names)]
+        if len(inside) > MOST_FILES:
+            raise TooManyError
+    return [str(path), *_file_state(path), sorted(inside)]
+
+
+def _file_state(path: Path) -> list[Any]:
+    try:
+        found = path.stat()
+    except OSError:  # not there, or not a path at all
+        return []
+    return [found.st_size, found.st_mtime_ns]
 
 
 def _versions() -> list[str]:

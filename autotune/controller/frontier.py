@@ -56,6 +56,13 @@ class BatchSearch:
         return min(max(straight, fits + 1), fails - 1)
 
 
+def shares(rooms: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """The smaller and the larger half of `rooms`, for two threads: they have few batches in common."""
+    names = sorted(rooms, key=lambda name: rooms[name])
+    half = (len(names) + 1) // 2
+    return {name: rooms[name] for name in names[:half]}, {name: rooms[name] for name in names[half:]}
+
+
 def largest_batches(search: BatchSearch, rooms: Mapping[str, int]) -> dict[str, int]:
     """The largest batch for every room in bytes. The largest room is looked at first: it brackets the others."""
     names: Sequence[str] = sorted(rooms, key=lambda name: rooms[name], reverse=True)

@@ -3,9 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autotune.controller.plan import CardRow
 from autotune.device.nvml import ProcessUse
 from autotune.device.probe import DeviceReading
+from autotune.ladder.knobs import Change, describe_value
 from autotune.ladder.receipts import describe_change
+from autotune.memory.forecast import FitVerdict
 from autotune.trial.search import SearchStep, describe_plan
 from autotune.units import format_mib
 
@@ -15,6 +18,24 @@ _PHASES = {
     "cache_text": "captions encoded",
     "sample": "sampling steps of a picture",
 }
+
+
+def remarks_on(rows: Sequence[CardRow]) -> list[str]:
+    """Sentences on a plan's cards: why a verdict near the limit is what it is; then the step down that is enough,
+    with the cards for which it is."""
+    remarks = [
+        f"{row.card.slug}: {'too close to call: ' if row.verdict is FitVerdict.CLOSE else ''}{row.reason}"
+        for row in rows
+        if row.reason
+    ]
+    by_step: dict[Change, list[str]] = {}
+    for row in rows:
+        if row.enough is not None:
+            by_step.setdefault(row.enough, []).append(row.card.slug)
+    for change, slugs in by_step.items():
+        step = f"{change.knob} {describe_value(change.knob, change.after)}"
+        remarks.append(f"{', '.join(slugs)}: {step} is enough to fit")
+    return remarks
 
 
 def describe_card(reading: DeviceReading) -> list[str]:

@@ -5,8 +5,10 @@ never call a forecast a measurement.
 
 The interval of a phase runs from what was counted, plus the unseen parts at their smallest, to the same with the
 parts at their largest. A plan fits where the top of the interval is within the card. It does not fit where what
-was alive at once (allocated, not reserved) and the smallest context pass the card: no allocator can help then.
-Between the two it is too close to call: the allocator may get along by giving its cache back, at a price in time.
+was alive at once (allocated, not reserved) and the unseen at its smallest pass the card: no allocator can help
+then. Between the two PyTorch's own allocator is asked, in the least and in the most room that the card may leave
+it: a plan that runs out even in the most does not fit; one that gets along by giving its cache back, at a price in
+time, is too close to call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,14 @@ class FitVerdict(StrEnum):
     FITS = "fits"
     CLOSE = "too close to call"
     NO = "does not fit"
+
+
+class Squeeze(StrEnum):
+    """How a plan got along in a room smaller than all it would reserve."""
+
+    FITS = "fits"
+    RETRIES = "fits while the allocator gives its cache back"
+    FAILS = "runs out of memory"
 
 
 @dataclass(frozen=True)
@@ -67,15 +77,20 @@ class Forecast:
 
     def phase_need(self, phase: PhasePeak, context: Interval) -> Interval:
         """The same for one phase."""
-        return Interval.total(part.interval for part in self.parts) + phase.peak_reserved_bytes + context
+        return self._unseen(context) + phase.peak_reserved_bytes
 
     def judge(self, total_bytes: int, context: Interval) -> FitVerdict:
-        """Whether the plan fits a card, or a budget, of `total_bytes`."""
+        """Whether the plan fits a card, or a budget, of `total_bytes`, as far as the counts alone tell."""
         if self.need(context).high_bytes <= total_bytes:
             return FitVerdict.FITS
-        if self.allocated_bytes + context.low_bytes > total_bytes:
+        if self.allocated_bytes + self._unseen(context).low_bytes > total_bytes:
             return FitVerdict.NO
         return FitVerdict.CLOSE
+
+    def room(self, total_bytes: int, context: Interval) -> Interval:
+        """What a card of `total_bytes` leaves for the bytes that were counted, the unseen taken off."""
+        unseen = self._unseen(context)
+        return Interval(max(0, total_bytes - unseen.high_bytes), max(0, total_bytes - unseen.low_bytes))
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form: plain values, sizes in bytes."""
@@ -89,6 +104,16 @@ class Forecast:
                 for part in self.parts
             ],
         }
+
+    def _unseen(self, context: Interval) -> Interval:
+        return Interval.total(part.interval for part in self.parts) + context
+
+
+def settle(least: Squeeze, most: Squeeze) -> FitVerdict:
+    """The verdict on a plan that was tried in the `least` and in the `most` room that a card may leave it."""
+    if most is Squeeze.FAILS:
+        return FitVerdict.NO
+    return FitVerdict.FITS if least is Squeeze.FITS else FitVerdict.CLOSE
 
 
 def scratch_part(phases: Sequence[PhasePeak]) -> Part:

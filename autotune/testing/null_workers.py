@@ -36,6 +36,7 @@ class NullWorkers:
         self.opened = self.closed = 0
         self.devices: list[str] = []
         self.tried: list[tuple[Plan, bool]] = []
+        self.squeezed: list[tuple[Plan, int]] = []
         self.change: Callable[[TrialReport], TrialReport] = lambda report: report
         self.fault: Exception | None = None
 
@@ -51,22 +52,38 @@ class NullWorker:
     def __init__(self, workers: NullWorkers) -> None:
         """`workers` hears what this one does."""
         self.workers = workers
+        self.pid: int | None = None
+        self.ready: Ready
 
     def open(self) -> Ready:
         """Counted; raises the fault that was set, if any."""
         self.workers.opened += 1
         if self.workers.fault is not None:
             raise self.workers.fault
-        return Ready(JOB, {"name": "null", "evidence": Evidence.FORECAST.value}, {})
+        self.pid = self.workers.opened
+        self.ready = Ready(JOB, {"name": "null", "evidence": Evidence.FORECAST.value}, {})
+        return self.ready
+
+    def abort(self) -> None:
+        """Counted with those that were closed, once it is."""
 
     def close(self) -> None:
         """Counted."""
         self.workers.closed += 1
 
     def trial(
-        self, plan: Plan, steps: int, *, record: Recording | None = None, to_the_end: bool = True
+        self,
+        plan: Plan,
+        steps: int,
+        *,
+        record: Recording | None = None,
+        to_the_end: bool = True,
+        room_bytes: int | None = None,
     ) -> TrialReport:
         """The formula's answer, as changed by `change`; a snapshot is a few bytes."""
+        if room_bytes is not None:
+            self.workers.squeezed.append((plan, room_bytes))
+            return self.workers.change(squeezed(report_of(plan), room_bytes))
         self.workers.tried.append((plan, to_the_end))
         if record is not None and record.snapshot is not None:
             Path(record.snapshot).write_bytes(b"snapshot")
@@ -101,6 +118,16 @@ def account_of(phases: list[PhasePeak]) -> Account:
     spans = tuple(Span(phase.phase, number, number + 1) for number, phase in enumerate(phases))
     allocated = tuple(phase.peak_allocated_bytes for phase in phases)
     return Account(accounts, Timeline(allocated, tuple(phase.peak_reserved_bytes for phase in phases), spans))
+
+
+def squeezed(report: TrialReport, room_bytes: int) -> TrialReport:
+    """The same trial in a room: its cache is 10 MiB, and 6 MiB of these can be given back."""
+    reserved = max(phase.peak_reserved_bytes for phase in report.outcome.phases)
+    if reserved <= room_bytes:
+        return report
+    if reserved - 6 * MIB > room_bytes:
+        return out_of_memory(report)
+    return replace(report, outcome=replace(report.outcome, verdict=Verdict.THRASH, reason="retried"))
 
 
 def crashed(report: TrialReport) -> TrialReport:

@@ -102,6 +102,7 @@ class Worker:
         lift_budget: bool = False,
         record: Recording | None = None,
         to_the_end: bool = True,
+        room_bytes: int | None = None,
     ) -> TrialReport:
         """Try `plan` with `steps` optimizer steps (at least two; three to time them).
 
@@ -109,7 +110,8 @@ class Worker:
         the user to know (a broken image, a missing model). `lift_budget` runs without the budget, as far as
         the host's memory goes: on the virtual GPU only. `record` asks for the report's `account`, on devices whose
         memory PyTorch's allocator manages. Raises DiskError if its snapshot can't be written. Without
-        `to_the_end` the trial ends after its steps: no sampling, no saving.
+        `to_the_end` the trial ends after its steps: no sampling, no saving. `room_bytes`, on a null card only, is
+        what PyTorch may reserve in this trial.
         """
         fields = {
             "plan": plan.to_json(),
@@ -117,6 +119,7 @@ class Worker:
             "lift_budget": lift_budget,
             "record": record.to_json() if record else None,
             "to_the_end": to_the_end,
+            "room_bytes": room_bytes,
         }
         try:
             return TrialReport.from_json(self._ask(Op.TRIAL, Say.OUTCOME, self._on_event, **fields))
@@ -131,6 +134,12 @@ class Worker:
         """Do the workload's full run of `plan`; `on_event` gets its reports. Returns its summary. Raises what
         the worker raised, OutOfDeviceMemory if memory ran out, WorkerError if it died or hung."""
         return self._ask_or_raise(Op.RUN, Say.SUMMARY, on_event or self._on_event, plan=plan.to_json())
+
+    def abort(self) -> None:
+        """Kill the worker, from any thread: whoever waits for its answer hears of its death."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def close(self) -> None:
         """End the worker: by asking if it is idle, else by force. Nothing is left running."""

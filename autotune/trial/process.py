@@ -141,14 +141,19 @@ class WorkerProcess:
             while time.monotonic() < deadline:
                 self.receive(POLL_S)
 
+    def kill(self) -> None:
+        """Kill the whole group and leave the rest to whoever waits for its answer. For any thread."""
+        if self._process.returncode is None:
+            posix.kill_group(self.pid)
+            self._process.kill()
+
     def end(self) -> None:
         """Kill the whole group and reap. Safe to call again."""
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         if self._process.returncode is None:
-            posix.kill_group(self.pid)
-            self._process.kill()
+            self.kill()
             self._reap()
         if self._log_is_ours:
             self.log_path.unlink(missing_ok=True)

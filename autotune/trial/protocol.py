@@ -30,7 +30,7 @@ class Op(StrEnum):
     """What the controller may ask."""
 
     OPEN = "open"  # workload, config, device, budget_bytes -> ready
-    TRIAL = "trial"  # plan, steps, lift_budget, record, to_the_end -> outcome
+    TRIAL = "trial"  # plan, steps, lift_budget, record, to_the_end, room_bytes -> outcome
     RUN = "run"  # plan -> summary
     CLOSE = "close"  # -> closed
 

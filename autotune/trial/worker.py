@@ -15,9 +15,10 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from autotune import posix
 from autotune.device.session import DeviceSession, DeviceSpec, Evidence, open_session
@@ -28,6 +29,9 @@ from autotune.trial.protocol import Failure, Op, Ready, Recording, Say, decode, 
 from autotune.trial.trial import Bench, run_trial, settle
 from autotune.trial.workload import Job, Trainable, Workload, load_factory
 from autotune.units import parse_size
+
+if TYPE_CHECKING:
+    from autotune.device.null.session import NullSession
 
 HEARTBEAT_S = 1.0
 EXIT_PARENT_GONE = 17
@@ -180,7 +184,8 @@ class Server:
             bench = self._without_budget(bench)
         recording = Recording.from_json(request.get("record"))
         plan, to_the_end = Plan.from_json(request["plan"]), bool(request.get("to_the_end", True))
-        report = run_trial(workload, plan, bench, request["steps"], recording, to_the_end=to_the_end)
+        with _within(bench, request.get("room_bytes")) as bench:
+            report = run_trial(workload, plan, bench, request["steps"], recording, to_the_end=to_the_end)
         if report.traceback:
             print(report.traceback, file=sys.stderr, flush=True)
         return Say.OUTCOME, report.to_json()
@@ -265,6 +270,23 @@ def _cuda_driver_version() -> str | None:
     read = getattr(torch._C, "_cuda_getDriverVersion", None)
     number = int(read()) if read else 0
     return f"{number // 1000}.{number % 1000 // 10}" if number else None
+
+
+@contextlib.contextmanager
+def _within(bench: Bench, room_bytes: int | None) -> Iterator[Bench]:
+    """The bench while PyTorch may reserve `room_bytes` at most (None: whatever it may outside)."""
+    if room_bytes is None:
+        yield bench
+        return
+    if bench.device.evidence is not Evidence.FORECAST:
+        raise WorkerError(f"the room of {bench.device.name} can't be set: only a null card's can.")
+    device = cast("NullSession", bench.device)
+    budget_bytes = room_bytes + device.context_bytes()
+    device.limit(budget_bytes)
+    try:
+        yield replace(bench, budget_bytes=budget_bytes)
+    finally:
+        device.limit(bench.budget_bytes or device.card.total_bytes + device.context_bytes())
 
 
 @contextlib.contextmanager

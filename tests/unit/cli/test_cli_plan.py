@@ -1,6 +1,7 @@
 """`autotune plan` as a user meets it: one screen, exit codes, mistakes told before any worker starts."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from autotune.device.null.card import NullCard
 from autotune.testing.null_workers import START, NullWorkers, crashed, step_bytes
 from autotune.units import MIB
 
+AMPERE = Architecture((8, 6), 28)
 NEEDS_BYTES = step_bytes(START) + 10 * MIB
 
 
@@ -34,7 +36,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> NullWorkers:
     monkeypatch.setattr(forecast_module, "null_environment", lambda cards: {})
     workers = NullWorkers()
 
-    def make(options: command.PlanOptions, architecture: Architecture, tell: Any) -> Forecaster:
+    def make(options: command.PlanOptions, architecture: Architecture, files: Any, tell: Any) -> Forecaster:
         return Forecaster("a:b", command.factory_config(options), architecture, ForecastCache(None), make=workers)  # type: ignore[arg-type]
 
     monkeypatch.setattr(command, "_forecaster", make)
@@ -173,14 +175,15 @@ def test_files_are_written_where_they_were_asked_for(
 
 def test_the_screen_fits_80_columns_and_says_what_its_numbers_are(planned: Callable[..., Planned]) -> None:
     console = Console(width=80, record=True, file=StringIO(), highlight=False)
-    command.Printer(console).show(planned(*command.USUAL_CARDS, "12GiB@8.6", "2GiB@8.6"))
+    cards = ("12GiB@8.6", "2GiB@8.6", TIGHT, "rtx-3080-ti-laptop-16gb", "rtx-pro-6000-blackwell-server-96gb")
+    command.Printer(console).show(planned(*command.USUAL_CARDS, *cards))
     text = console.export_text()
     lines = text.splitlines()[1:]  # the plan's own line is never broken
     assert max(map(len, lines)) <= 80
     assert "…" not in text
     assert "forecast on the null GPU, nothing was measured" in text
     assert "memory peaks in phase step" in text
-    for word in ("fits", "does not fit", "weights", "activations", "context", "note: a note", "none"):
+    for word in ("fits", "does not fit", "too close", "weights", "activations", "context", "note: a note", "none"):
         assert word in text
 
 
@@ -268,8 +271,46 @@ def test_the_command_loads_neither_torch_nor_matplotlib_up_to_the_worker() -> No
 
 
 def test_all_that_was_asked_is_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(command, "cache_key", lambda workload, config, architecture: asked.append(config))
-    options = command.PlanOptions((), "sd1", None, (), ["seed=1"], {"resolution": "512"}, False, None, None)
-    command._forecaster(options, Architecture((8, 6), 28), print)
-    assert asked == [{"family": "sd1", "seed": "1", "resolution": "512"}]
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(command, "cache_key", lambda *parts: asked.append(parts[1:]))
+    settings = {"resolution": "512"}
+    options = command.PlanOptions((), "sd1", None, (), ["seed=1"], settings, False, None, None)
+    command._forecaster(options, AMPERE, [Path("base")], print)
+    assert asked == [({"family": "sd1", "seed": "1", "resolution": "512"}, AMPERE, [Path("base")])]
+
+
+def test_what_a_config_names_is_watched_for_changes(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('pretrained_model_name_or_path = "base"\ntrain_data_dir = "photos"\nvae = "v"\n', "utf-8")
+    (tmp_path / "photos").mkdir()
+    watched = command._check(command.PlanOptions((), "sd1", None, [path], (), {}, False, None, None))
+    assert [each.name for each in watched] == ["base", "v", "photos"]
+    assert tmp_path / "photos" in watched
+
+
+def test_a_close_verdict_says_why(planned: Callable[..., Planned]) -> None:
+    console = Console(width=80, record=True, file=StringIO(), highlight=False)
+    command.Printer(console).show(planned("rtx-3060-12gb", TIGHT))
+    lines = console.export_text().splitlines()
+    assert [line.rstrip() for line in lines if ": " in line][1:] == [
+        f"{TIGHT}: too close to call: it fits with a small CUDA context and little",
+        f"{TIGHT}: gradient_checkpointing on is enough to fit",
+        "note: a note",
+    ]
+
+
+def test_the_parts_on_the_screen_add_up_to_what_the_first_card_needs(planned: Callable[..., Planned]) -> None:
+    console = Console(width=80, record=True, file=StringIO(), highlight=False)
+    command.Printer(console).show(planned("rtx-3060-12gb"))
+    table = console.export_text().partition("bytes at the peak, in step")[2].partition("one step down")[0]
+    rows = [re.sub(r"[█▏▎▍▌▋▊▉]+", "", line).strip() for line in table.splitlines()[1:] if line.strip()]
+    ends = [re.findall(r"(?<!\S)[\d,]+(?!\S)", row.replace("on rtx-3060-12gb", "")) for row in rows]
+    lows, highs = ([int(end[side].replace(",", "")) for end in ends] for side in (0, -1))
+    assert rows[-1].startswith("in all")
+    for numbers in (lows, highs):
+        assert abs(sum(numbers[:-1]) - numbers[-1]) <= len(numbers)  # each is rounded
+
+
+@pytest.mark.parametrize(("share", "drawn"), [(1.0, "█" * 30), (0.5, "█" * 15), (0.05, "█▌"), (0.0, "▏")])
+def test_bars_are_as_long_as_their_share(share: float, drawn: str) -> None:
+    assert command.bar(share) == drawn

@@ -1,6 +1,8 @@
 """The forecast cache: what went in comes out, another question's never does, and losing it costs time alone."""
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +15,9 @@ from autotune.controller.forecast import Architecture
 from autotune.controller.forecast_cache import ForecastCache, cache_key
 from autotune.device.null.card import NullCard
 from autotune.errors import DeviceError, DiskError
-from autotune.testing.null_workers import JOB, START, report_of
+from autotune.testing.null_workers import JOB, START, report_of, squeezed
+from autotune.trial.outcome import Verdict
+from autotune.units import GIB
 
 AMPERE = Architecture((8, 6), 28)
 FACTORY = "trainer.forecast:create"
@@ -34,6 +38,8 @@ def filled() -> ForecastCache:
     assert whole.account is not None
     cache.job, cache.outcomes[START], cache.accounts[START] = JOB, whole.outcome, whole.account
     cache.steps_only[LARGER] = short.outcome
+    cache.accounts[LARGER] = None
+    cache.squeezed[START, 2 * GIB] = squeezed(whole, 2 * GIB).outcome
     cache.save()
     return cache
 
@@ -44,6 +50,8 @@ def test_what_was_saved_is_loaded() -> None:
     assert loaded.job == JOB
     assert list(loaded.steps_only) == [LARGER]
     assert list(loaded.outcomes) == [START]
+    assert loaded.accounts[LARGER] is None
+    assert loaded.squeezed[START, 2 * GIB].verdict is Verdict.OOM
 
 
 @pytest.mark.parametrize(
@@ -151,13 +159,77 @@ def test_our_code_counts_where_it_shapes_an_answer() -> None:
     assert {"trainer/step.py", "device/cuda.py", "null/session.py", "trial/trial.py", "memory/phases.py"} <= names
 
 
-def test_jobs_on_files_that_may_change_have_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "photos").mkdir()
+def touch(path: Path, seconds: int) -> None:
+    os.utime(path, ns=(seconds * 10**9, seconds * 10**9))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda folder: (folder / "photos" / "new.png").write_bytes(b"1"),
+        lambda folder: (folder / "photos" / "deep" / "cat.png").write_bytes(b"12345"),
+        lambda folder: touch(folder / "photos" / "deep" / "cat.png", 7),
+        lambda folder: (folder / "photos" / "deep" / "cat.png").unlink(),
+        lambda folder: (folder / "photos" / "empty").mkdir(),
+        lambda folder: (folder / "linked" / "dog.png").write_bytes(b"12345"),
+    ],
+)
+def test_what_changes_in_a_folder_of_the_users_is_another_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], object]
+) -> None:
+    (tmp_path / "photos" / "deep").mkdir(parents=True)
+    (tmp_path / "photos" / "deep" / "cat.png").write_bytes(b"1")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "photos" / "link").symlink_to(tmp_path / "linked")
     monkeypatch.chdir(tmp_path)
-    assert cache_key(FACTORY, {"configs": ["config.toml"]}, AMPERE) is None
-    assert cache_key(FACTORY, {"family": "sd1", "train_data_dir": "photos"}, AMPERE) is None
-    assert cache_key(FACTORY, {"family": "sd1", "train_data_dir": "elsewhere"}, AMPERE) is not None
-    assert cache_key(FACTORY, {"family": "photos"}, AMPERE) is not None
+
+    def keys() -> list[str | None]:
+        return [
+            cache_key(FACTORY, {"family": "sd1", "train_data_dir": "photos"}, AMPERE),
+            cache_key(FACTORY, {"family": "sd1"}, AMPERE, [tmp_path / "photos"]),
+        ]
+
+    before = keys()
+    assert before == keys()
+    assert None not in before
+    change(tmp_path)
+    assert not set(before) & set(keys())
+
+
+def test_a_config_counts_by_its_content_even_if_size_and_time_stay(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+
+    def key(text: str, seconds: int) -> str | None:
+        path.write_text(text, "utf-8")
+        touch(path, seconds)
+        return cache_key(FACTORY, {"configs": [str(path)]}, AMPERE)
+
+    first = key("train_batch_size = 4", 1)
+    assert first is not None
+    assert key("train_batch_size = 2", 1) != first
+    assert key("train_batch_size = 4", 2) == first
+
+
+def test_the_family_is_no_file_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = cache_key(FACTORY, {"family": "sd1"}, AMPERE)
+    (tmp_path / "sd1").mkdir()
+    assert cache_key(FACTORY, {"family": "sd1"}, AMPERE) == before
+
+
+def test_a_folder_with_more_than_is_worth_looking_at_has_no_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forecast_cache, "MOST_FILES", 3)
+    for number in range(3):
+        (tmp_path / f"{number}.png").touch()
+    assert cache_key(FACTORY, {"family": "sd1"}, AMPERE, [tmp_path]) is None
+
+
+def test_links_in_circles_have_an_end(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to(tmp_path)
+    (tmp_path / "two").symlink_to(tmp_path)
+    assert cache_key(FACTORY, {"family": "sd1"}, AMPERE, [tmp_path]) is None
 
 
 def test_without_the_null_gpu_there_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,5 +249,6 @@ def test_the_file_is_strict_json() -> None:
 def test_one_architecture_answers_for_cards_of_one_capability() -> None:
     cards = [NullCard.parse(name) for name in ("rtx-3060-12gb", "rtx-3090-24gb")]
     both = Architecture.of(*cards)
-    assert both.sm_count == max(card.sm_count for card in cards)
+    assert Architecture.of(cards[0]) == Architecture.of(cards[1]) == both
+    assert both.sm_count >= max(card.sm_count for card in cards)
     assert both.endless_card.compute_capability == (8, 6)

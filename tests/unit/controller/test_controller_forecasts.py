@@ -1,7 +1,9 @@
 """Forecasts and what `plan` makes of them: each plan tried once, one worker per capability, none for the cache."""
 
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ from autotune.controller.forecast_cache import ForecastCache
 from autotune.controller.plan import Asked, Planned, frontier_sides, plan_job, planned_json, single_steps
 from autotune.device.null.card import NullCard
 from autotune.errors import AutotuneError, ConfigError, DeviceError, OutOfDeviceMemory
-from autotune.memory.forecast import FitVerdict
+from autotune.memory.forecast import FitVerdict, Forecast, Squeeze
 from autotune.testing.null_workers import JOB, START, NullWorkers, crashed, out_of_memory, step_bytes
+from autotune.trial.protocol import TrialReport
 from autotune.units import MIB
 
 AMPERE = Architecture((8, 6), 28)
@@ -30,8 +33,11 @@ def workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[NullWor
     assert workers.closed == len(workers.devices)
 
 
-def forecaster(workers: NullWorkers, architecture: Architecture = AMPERE, key: str | None = None) -> Forecaster:
-    return Forecaster("a:b", {}, architecture, ForecastCache.load(key), make=workers)  # type: ignore[arg-type]
+def forecaster(
+    scripted: NullWorkers, architecture: Architecture = AMPERE, key: str | None = None, workers: int = 1
+) -> Forecaster:
+    cache = ForecastCache.load(key)
+    return Forecaster("a:b", {}, architecture, cache, make=scripted, workers=workers)  # type: ignore[arg-type]
 
 
 def planned_of(workers: NullWorkers, asked: Asked) -> Planned:
@@ -44,6 +50,13 @@ def test_a_plan_is_tried_once(workers: NullWorkers) -> None:
         assert one.account(START) == one.account(START)
     assert workers.opened == 1
     assert workers.tried == [(START, True), (START, True)]  # the account needs a recorded one
+
+
+def test_a_recorded_trial_is_a_forecast_too(workers: NullWorkers) -> None:
+    with forecaster(workers) as one:
+        assert one.account(START) is not None
+        assert one.forecast(START).counted_bytes == step_bytes(START) + 10 * MIB
+    assert len(workers.tried) == 1
 
 
 def test_nothing_starts_before_a_question(workers: NullWorkers) -> None:
@@ -122,6 +135,106 @@ def test_cards_come_in_the_order_they_were_asked(workers: NullWorkers) -> None:
 def test_cards_of_one_capability_share_a_worker(workers: NullWorkers) -> None:
     planned_of(workers, Asked(CARDS))
     assert sorted(workers.devices) == ["null:4096GiB@8.6", "null:4096GiB@8.9"]
+
+
+@pytest.mark.parametrize(
+    ("beside_bytes", "verdict", "why"),
+    [
+        (5000 * MIB, FitVerdict.FITS, ""),
+        (10 * MIB, FitVerdict.CLOSE, "small CUDA context"),
+        (9 * MIB, FitVerdict.CLOSE, "at best it fits while the allocator gives its cache back"),
+        (4 * MIB, FitVerdict.CLOSE, "at best it fits while the allocator gives its cache back"),
+        (3 * MIB, FitVerdict.NO, "even with all its cache given back it runs out of memory"),
+        (-1, FitVerdict.NO, ""),
+    ],
+)
+def test_near_the_limit_the_allocator_itself_is_asked_in_the_room_there_is(
+    workers: NullWorkers, beside_bytes: int, verdict: FitVerdict, why: str
+) -> None:
+    card = CARDS[2]
+    card = card.resized(step_bytes(START) + card.context_low_bytes + beside_bytes)
+    (row,) = planned_of(workers, Asked((card,), largest_batches=False)).rows
+    assert row.verdict is verdict
+    assert why in row.reason
+    assert bool(row.reason) == bool(why)
+    assert bool(workers.squeezed) == bool(why)
+    assert all(plan == START for plan, _ in workers.squeezed)
+
+
+@pytest.mark.parametrize(
+    ("more_mib", "knob"),
+    [(5000, None), (0, "gradient_checkpointing"), (-300, "gradient_checkpointing"), (-700, None), (-2000, None)],
+)
+def test_the_step_that_is_enough_is_the_one_that_costs_least(
+    workers: NullWorkers, more_mib: int, knob: str | None
+) -> None:
+    card = CARDS[2]
+    card = card.resized(step_bytes(START) + card.context_high_bytes + more_mib * MIB)
+    (row,) = planned_of(workers, Asked((card,), largest_batches=False)).rows
+    assert (row.enough and row.enough.knob) == knob
+    if row.enough:
+        lower = START.replace(row.enough.knob, row.enough.after)
+        assert 1.02 * (step_bytes(lower) + 10 * MIB) + card.context_high_bytes <= card.total_bytes
+
+
+def test_every_group_of_cards_with_one_that_fails_knows_what_is_enough(workers: NullWorkers) -> None:
+    tight = tuple(NullCard.parse(f"{(step_bytes(START) + 100 * MIB) // MIB}MiB@{cc}") for cc in ("8.6", "8.9"))
+    rows = planned_of(workers, Asked(tight)).rows
+    assert [row.enough and row.enough.knob for row in rows] == ["gradient_checkpointing"] * 2
+
+
+def test_a_squeezed_plan_is_tried_once_and_kept(workers: NullWorkers) -> None:
+    room = step_bytes(START) + 5 * MIB
+    with forecaster(workers, key="key") as one:
+        assert one.squeeze(START, room) is one.squeeze(START, room) is Squeeze.RETRIES
+    with forecaster(workers, key="key") as other:
+        assert other.squeeze(START, room) is Squeeze.RETRIES
+        assert other.squeeze(START, 0) is Squeeze.FAILS
+    assert workers.squeezed == [(START, room)]
+
+
+def test_a_crash_in_a_small_room_is_no_verdict(workers: NullWorkers) -> None:
+    workers.change = crashed
+    with forecaster(workers) as one, pytest.raises(DeviceError, match="no forecast: a kernel is missing"):
+        one.squeeze(START, MIB)
+
+
+def test_two_workers_find_what_one_finds(workers: NullWorkers) -> None:
+    asked = Asked(tuple(NullCard.parse(f"{size}GiB@8.6") for size in range(2, 40, 3)), frontier=True)
+    one = planned_of(workers, asked)
+    two = plan_job(asked, lambda architecture: forecaster(workers, architecture, workers=2))
+    assert planned_json(two) == planned_json(one)
+    assert workers.opened <= 3
+
+
+def test_what_two_threads_ask_at_once_is_tried_once(workers: NullWorkers) -> None:
+    asking = threading.Event()
+    answers: list[Forecast] = []
+
+    def ask_too() -> None:
+        asking.set()
+        answers.append(one.forecast(START))
+
+    def meanwhile(report: TrialReport) -> TrialReport:
+        other.start()
+        assert asking.wait(60)
+        return report
+
+    other = threading.Thread(target=ask_too)
+    workers.change = meanwhile
+    with forecaster(workers) as one:
+        answers.append(one.forecast(START))
+        other.join()
+    assert answers[0] == answers[1]
+    assert len(workers.tried) == 1
+
+
+def test_an_account_that_torch_can_t_give_is_not_asked_for_again(workers: NullWorkers) -> None:
+    workers.change = lambda report: replace(report, account=None)
+    for _ in range(2):
+        with forecaster(workers, key="key") as one:
+            assert one.account(START) is None
+    assert len(workers.tried) == 1
 
 
 def test_the_largest_batches_fit_and_the_next_do_not(workers: NullWorkers) -> None:

@@ -2,10 +2,11 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.memory.forecast import COUNT_ERROR, FitVerdict, Forecast, forecast_of
+from autotune.memory.forecast import COUNT_ERROR, FitVerdict, Forecast, Squeeze, forecast_of, settle
 from autotune.memory.interval import Interval
 from autotune.memory.phases import PhasePeak
 from autotune.memory.unseen import Part
@@ -38,7 +39,8 @@ def test_more_memory_never_makes_the_verdict_worse(
 @given(FORECASTS, INTERVALS, SIZES)
 def test_each_verdict_has_its_ground(forecast: Forecast, context: Interval, total: int) -> None:
     verdict = forecast.judge(total, context)
-    alive = max((phase.peak_allocated_bytes for phase in forecast.phases), default=0) + context.low_bytes
+    unseen = sum(part.interval.low_bytes for part in forecast.parts) + context.low_bytes
+    alive = max((phase.peak_allocated_bytes for phase in forecast.phases), default=0) + unseen
     assert (verdict is FitVerdict.FITS) == (forecast.need(context).high_bytes <= total)
     assert (verdict is FitVerdict.NO) == (alive > total)
 
@@ -47,9 +49,38 @@ def test_each_verdict_has_its_ground(forecast: Forecast, context: Interval, tota
 def test_the_bounds_themselves_count_as_fitting_and_as_open(forecast: Forecast, context: Interval) -> None:
     top = forecast.need(context).high_bytes
     assert forecast.judge(top, context) is FitVerdict.FITS
-    assert forecast.judge(forecast.allocated_bytes + context.low_bytes, context) is not FitVerdict.NO
+    unseen = Interval.total(part.interval for part in forecast.parts) + context
+    assert forecast.judge(forecast.allocated_bytes + unseen.low_bytes, context) is not FitVerdict.NO
     if top:
         assert forecast.judge(top - 1, context) is not FitVerdict.FITS
+
+
+@given(FORECASTS, INTERVALS, SIZES)
+def test_a_plan_fits_where_even_the_least_room_holds_what_was_counted(
+    forecast: Forecast, context: Interval, total: int
+) -> None:
+    room = forecast.room(total, context)
+    if forecast.counted_bytes and forecast.judge(total, context) is not FitVerdict.FITS:
+        assert room.low_bytes < forecast.counted_bytes  # so in that room the allocator meets its limit
+    if room.low_bytes >= max(1, forecast.counted_bytes):
+        assert forecast.judge(total, context) is FitVerdict.FITS
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "verdict"),
+    [
+        (Squeeze.FITS, Squeeze.FITS, FitVerdict.FITS),
+        (Squeeze.RETRIES, Squeeze.FITS, FitVerdict.CLOSE),
+        (Squeeze.RETRIES, Squeeze.RETRIES, FitVerdict.CLOSE),
+        (Squeeze.FAILS, Squeeze.FITS, FitVerdict.CLOSE),
+        (Squeeze.FAILS, Squeeze.RETRIES, FitVerdict.CLOSE),
+        (Squeeze.FAILS, Squeeze.FAILS, FitVerdict.NO),
+    ],
+)
+def test_what_the_allocator_did_in_both_rooms_settles_the_verdict(
+    least: Squeeze, most: Squeeze, verdict: FitVerdict
+) -> None:
+    assert settle(least, most) is verdict
 
 
 @given(PHASES.filter(bool))

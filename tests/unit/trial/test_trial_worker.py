@@ -6,6 +6,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_without_its_budget_a_virtual_plan_tells_its_true_need(warm: Worker) -> 
     report = warm.trial(plan_with(Trouble.NONE), lift_budget=True)
     assert report.outcome.fits
     assert report.outcome.evidence is Evidence.SIMULATED
+
+
+def test_only_a_null_card_can_be_given_another_room_for_one_trial(warm: Worker) -> None:
+    before = warm.pid
+    with pytest.raises(WorkerError, match="only a null card's can"):
+        warm.trial(plan_with(Trouble.NONE), room_bytes=1 << 20)
+    assert warm.trial(plan_with(Trouble.NONE)).outcome.fits
+    assert warm.pid == before
+
+
+def test_an_aborted_worker_is_a_death_for_whoever_waits(warm: Worker) -> None:
+    def abort_from_another_thread(event: Mapping[str, Any]) -> None:
+        if event.get("step") == 1:
+            thread = threading.Thread(target=warm.abort)
+            thread.start()
+            thread.join()
+
+    warm._on_event = abort_from_another_thread
+    report = warm.trial(plan_with(Trouble.HANG))
+    assert report.outcome.verdict is Verdict.CRASHED
+    assert (report.reusable, warm.pid) == (False, None)
+    warm.abort()  # nobody is there any more
 
 
 def test_training_that_runs_out_of_memory_is_an_error_with_a_way_out(warm: Worker) -> None:
