@@ -28,10 +28,10 @@ _REASONS = {
     (
         Squeeze.RETRIES,
         Squeeze.FITS,
-    ): "it fits, but the allocator may have to give its cache back, which takes time",
-    (Squeeze.RETRIES, Squeeze.RETRIES): "it fits only while the allocator gives its cache back, which takes time",
+    ): "it runs, but the allocator may have to give its cache back, which takes time",
+    (Squeeze.RETRIES, Squeeze.RETRIES): "it runs only while the allocator gives its cache back, which takes time",
     (Squeeze.FAILS, Squeeze.FITS): "it fits with a small CUDA context and little scratch, but not with large ones",
-    (Squeeze.FAILS, Squeeze.RETRIES): "at best it fits while the allocator gives its cache back, which takes time",
+    (Squeeze.FAILS, Squeeze.RETRIES): "at best it runs while the allocator gives its cache back, which takes time",
     (Squeeze.FAILS, Squeeze.FAILS): "even with all its cache given back it runs out of memory",
 }
 

@@ -34,7 +34,7 @@ def remarks_on(rows: Sequence[CardRow]) -> list[str]:
             by_step.setdefault(row.enough, []).append(row.card.slug)
     for change, slugs in by_step.items():
         step = f"{change.knob} {describe_value(change.knob, change.after)}"
-        remarks.append(f"{', '.join(slugs)}: {step} is enough to fit")
+        remarks.append(f"{', '.join(slugs)}: {step} is enough")
     return remarks
 
 

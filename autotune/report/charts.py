@@ -7,6 +7,7 @@ apart (https://jfly.uni-koeln.de/color/); nothing is told by colour alone. Must 
 from collections.abc import Callable, Sequence
 from io import BytesIO, StringIO
 from math import ceil, log2
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -72,8 +73,10 @@ def draw_png(report: Report) -> bytes:
     heights = {"timeline": 3.4, "breakdown": 0.9 + 0.42 * max(2, len(report.phases)), "frontier": 3.8}
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(10, 0.9 + sum(heights[name] for name in names)), dpi=130, layout="constrained")
-        figure.suptitle(f"{report.title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
-        figure.text(0.01, 0.995, f"\n\n{report.evidence}", ha="left", va="top", fontsize=9, color="#555555")
+        title = fill(report.title, 90)
+        below = "\n" * (title.count("\n") + 2)
+        figure.suptitle(f"{title}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+        figure.text(0.01, 0.995, f"{below}{report.evidence}", ha="left", va="top", fontsize=9, color="#555555")
         if names:
             grid = figure.add_gridspec(len(names), 1, height_ratios=[heights[name] for name in names])
             for row, name in enumerate(names):

@@ -294,7 +294,7 @@ def test_a_close_verdict_says_why(planned: Callable[..., Planned]) -> None:
     lines = console.export_text().splitlines()
     assert [line.rstrip() for line in lines if ": " in line][1:] == [
         f"{TIGHT}: too close to call: it fits with a small CUDA context and little",
-        f"{TIGHT}: gradient_checkpointing on is enough to fit",
+        f"{TIGHT}: gradient_checkpointing on is enough",
         "note: a note",
     ]
 

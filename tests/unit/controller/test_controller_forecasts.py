@@ -142,8 +142,8 @@ def test_cards_of_one_capability_share_a_worker(workers: NullWorkers) -> None:
     [
         (5000 * MIB, FitVerdict.FITS, ""),
         (10 * MIB, FitVerdict.CLOSE, "small CUDA context"),
-        (9 * MIB, FitVerdict.CLOSE, "at best it fits while the allocator gives its cache back"),
-        (4 * MIB, FitVerdict.CLOSE, "at best it fits while the allocator gives its cache back"),
+        (9 * MIB, FitVerdict.CLOSE, "at best it runs while the allocator gives its cache back"),
+        (4 * MIB, FitVerdict.CLOSE, "at best it runs while the allocator gives its cache back"),
         (3 * MIB, FitVerdict.NO, "even with all its cache given back it runs out of memory"),
         (-1, FitVerdict.NO, ""),
     ],
