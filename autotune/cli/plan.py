@@ -108,9 +108,9 @@ class Printer:
         remarks = remarks_on(planned.rows)
         for remark in [*remarks, ""] if remarks else ():
             self._print(Text(remark, style="dim"))
-        phase = planned.account.peak if planned.account else None
-        if phase is not None:
-            self._print(_bytes_table(phase, planned.rows[0]), "")
+        for phase in planned.account.phases if planned.account else ():
+            if phase.phase == peak:
+                self._print(_bytes_table(phase, planned.rows[0]), "")
         if planned.savings:
             self._print(_savings_table(planned.savings))
         for note in planned.job.notes:

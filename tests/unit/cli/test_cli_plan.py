@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -21,7 +22,8 @@ from autotune.controller.forecast import Architecture, Forecaster
 from autotune.controller.forecast_cache import ForecastCache
 from autotune.controller.plan import Asked, Planned, plan_job
 from autotune.device.null.card import NullCard
-from autotune.testing.null_workers import START, NullWorkers, crashed, step_bytes
+from autotune.testing.null_workers import START, NullWorkers, account_of, crashed, step_bytes
+from autotune.trial.protocol import TrialReport
 from autotune.units import MIB
 
 AMPERE = Architecture((8, 6), 28)
@@ -309,6 +311,23 @@ def test_the_parts_on_the_screen_add_up_to_what_the_first_card_needs(planned: Ca
     assert rows[-1].startswith("in all")
     for numbers in (lows, highs):
         assert abs(sum(numbers[:-1]) - numbers[-1]) <= len(numbers)  # each is rounded
+
+
+def test_the_bytes_shown_are_those_of_the_phase_that_drives_what_is_reserved(
+    workers: NullWorkers, planned: Callable[..., Planned]
+) -> None:
+    def peaks_late(report: TrialReport) -> TrialReport:
+        *others, last = report.outcome.phases
+        last = replace(last, peak_reserved_bytes=last.peak_reserved_bytes + MIB)
+        outcome = replace(report.outcome, phases=(*others, last))
+        return replace(report, outcome=outcome, account=account_of([*others, last]))
+
+    workers.change = peaks_late
+    console = Console(width=80, record=True, file=StringIO(), highlight=False)
+    command.Printer(console).show(planned("rtx-3060-12gb", largest_batches=False))
+    text = console.export_text()
+    assert "memory peaks in phase save" in text
+    assert "bytes at the peak, in save" in text
 
 
 @pytest.mark.parametrize(("share", "drawn"), [(1.0, "█" * 30), (0.5, "█" * 15), (0.05, "█▌"), (0.0, "▏")])
