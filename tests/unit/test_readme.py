@@ -10,7 +10,8 @@ from typer.main import get_command
 
 from autotune import errors
 from autotune.cli import main as cli
-from autotune.cli.plan import EXIT_TOO_CLOSE, USUAL_CARDS
+from autotune.cli.dryrun import EXIT_CODES
+from autotune.cli.plan import USUAL_CARDS
 from autotune.device.virtual import VirtualSession
 from autotune.ladder.ladders import LADDERS, parse_ladder
 from autotune.testing.demo import CONFIG
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-COMMANDS = ("probe", "train", "plan")
+COMMANDS = ("probe", "train", "plan", "dryrun")
 
 
 def blocks(language):
@@ -48,7 +49,7 @@ def test_every_option_of_a_command_is_in_the_readme(command):
 def test_the_table_of_exit_codes_is_the_codes():
     told = {int(code) for code in re.findall(r"\| (\d+) \|", README)}
     classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.AutotuneError)]
-    assert told == {c.exit_code for c in classes} | {0, 2, 130, 143, EXIT_TOO_CLOSE}
+    assert told == {c.exit_code for c in classes} | {0, 2, 130, 143} | set(EXIT_CODES.values())
 
 
 def test_the_ladder_file_of_the_readme_is_one():
