@@ -2,14 +2,17 @@
 
 Owns the spelling of options of kohya's sd-scripts and of diffusers' LoRA scripts, and reading what their config
 files say. Must never edit a user's file: what a plan changes goes on the command line, which wins over the files;
-only a dataset file of kohya's wins over the command line, so a changed copy is made elsewhere and named.
+only a dataset file of kohya's wins over the command line, so a changed copy is made elsewhere and named. A dry run
+computes zeros, so it must never leave files where a real run would find them.
 """
 
+import ast
 import re
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,6 @@ class Dialect:
     rank: str
     alpha: str | None
     defaults: Mapping[str, int]
-    resolution_floor: int = 256
     accumulation: str = "gradient_accumulation_steps"
     steps: str = "max_train_steps"
 
@@ -62,6 +64,11 @@ DIFFUSERS = Dialect(
     {"train_batch_size": 4, "rank": 4, "resolution": 512, "gradient_accumulation_steps": 1},
 )
 DIALECTS = (KOHYA, DIFFUSERS)
+_LARGE_FAMILIES = re.compile(r"sdxl|sd3|flux|lumina")
+_LARGE_FLOOR = 512  # pixels of a side: SDXL and later families
+_EPOCHS = "max_train_epochs"  # wins over the number of steps in sd-scripts
+_TO_DISK = re.compile(r"cache_\w+_to_disk")
+_SHORT_ACCUMULATION = 2  # gradients are kept between microbatches from the second on
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class KnownCommand:
     command: tuple[str, ...]
     said: Mapping[str, Any]
     dataset: Path | None = None
+    script: Path = Path()
 
     @property
     def recipe(self) -> Recipe:
@@ -83,7 +91,9 @@ class KnownCommand:
             network_dim=int(self._value(self.dialect.rank)),
         )
         effective = plan.batch_size * int(self._value(self.dialect.accumulation))
-        floors = {BATCH_SIZE: 1, RESOLUTION: self.dialect.resolution_floor, NETWORK_DIM: 4}
+        floors = {BATCH_SIZE: 1, NETWORK_DIM: 4}
+        if _LARGE_FAMILIES.search(self.script.name):
+            floors[RESOLUTION] = _LARGE_FLOOR
         return Recipe(plan, effective, 1, floors)
 
     def for_plan(self, plan: Plan, folder: Path) -> tuple[str, ...]:
@@ -100,9 +110,22 @@ class KnownCommand:
             command = set_option(command, name, value)
         return tuple(command)
 
-    def short(self, command: Sequence[str]) -> tuple[str, ...]:
-        """`command` ended after a few steps: for a dry run, not for printing."""
-        return tuple(set_option(list(command), self.dialect.steps, str(SHORT_RUN_STEPS)))
+    def short(self, command: Sequence[str], folder: Path) -> tuple[str, ...]:
+        """`command` ended after a few steps, for a dry run, not for printing. It writes into `folder` alone: its
+        results, and caches that the options want on the disk, would be zeros to the real run."""
+        words = set_option(list(command), self.dialect.steps, str(SHORT_RUN_STEPS))
+        words = [word for word in drop_option(words, _EPOCHS) if not _TO_DISK.fullmatch(word.lstrip("-"))]
+        if any(name for name in self.said if _TO_DISK.fullmatch(name) and self.said[name]):
+            words += [f"--{name.removesuffix('_to_disk')}" for name in self.said if _TO_DISK.fullmatch(name)]
+        config = options_of(words).get("config_file")
+        if config:
+            words = set_option(words, "config_file", str(_short_config(_config_path(config), folder)))
+        accumulation = int(
+            options_of(words).get(self.dialect.accumulation, self._value(self.dialect.accumulation))
+        )
+        if accumulation > _SHORT_ACCUMULATION:
+            words = set_option(words, self.dialect.accumulation, str(_SHORT_ACCUMULATION))
+        return tuple(set_option(words, "output_dir", str(folder / "output")))
 
     def _changes(self, plan: Plan) -> dict[str, str | None]:
         """Options that differ from the recipe; None is a switch turned on."""
@@ -117,15 +140,16 @@ class KnownCommand:
             changes[GRADIENT_CHECKPOINTING] = None
         if plan.network_dim != before.plan.network_dim:
             changes[dialect.rank] = str(plan.network_dim)
-            if dialect.alpha is not None:
-                alpha = scaled_alpha(
-                    before.plan.network_dim, float(self.said.get(dialect.alpha, 1)), plan.network_dim
-                )
-                changes[dialect.alpha] = f"{alpha:g}"
+            name = dialect.alpha or ("lora_alpha" if self._value("lora_alpha") is not None else None)
+            if name is not None:
+                alpha = scaled_alpha(before.plan.network_dim, float(self._value(name) or 1), plan.network_dim)
+                changes[name] = f"{alpha:g}"
         return changes
 
     def _value(self, name: str) -> Any:
-        return self.said.get(name, self.dialect.defaults.get(name))
+        """What is said, else the script's own default, else what its kind of script has."""
+        said = self.said.get(name)
+        return script_defaults(self.script).get(name, self.dialect.defaults.get(name)) if said is None else said
 
 
 def understand(command: Sequence[str]) -> KnownCommand:
@@ -133,12 +157,12 @@ def understand(command: Sequence[str]) -> KnownCommand:
     for number, word in enumerate(command):
         dialect = next((d for d in DIALECTS if d.scripts.fullmatch(Path(word).name)), None)
         if dialect is not None:
-            options = dict(_options(command[number + 1 :]))
+            options = options_of(command[number + 1 :])
             files = _from_files(options)
             dataset = options.get("dataset_config") or files.get("dataset_config")
             path = Path(str(dataset)) if dataset else None
             said = {**files, **options, **(_from_dataset(path) if path else {})}
-            return KnownCommand(dialect, tuple(command), said, path)
+            return KnownCommand(dialect, tuple(command), said, path, Path(word))
     names = " and ".join(dialect.name for dialect in DIALECTS)
     raise ConfigError(f"--ladder knows the command lines of {names}; this is neither.", "Leave --ladder out.")
 
@@ -163,6 +187,31 @@ def set_option(command: list[str], name: str, value: str | None) -> list[str]:
     return words
 
 
+def drop_option(command: Sequence[str], name: str) -> list[str]:
+    """`command` without `--name value` or `--name=value`."""
+    words, option, skip = list[str](), f"--{name}", False
+    for word in command:
+        if not skip and word != option and not word.startswith(option + "="):
+            words.append(word)
+        skip = word == option
+    return words
+
+
+def options_of(words: Sequence[str]) -> dict[str, Any]:
+    """Every option of `words` and its value; the last of a name wins, as argparse has it."""
+    return dict(_options(words))
+
+
+@cache
+def script_defaults(script: Path) -> Mapping[str, Any]:
+    """The numbers that the script gives its options by default, read from its text; none if it can't be read."""
+    try:
+        tree = ast.parse(script.read_text("utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    return {name: value for node in ast.walk(tree) for name, value in _default_of(node)}
+
+
 def temporary_folder() -> Path:
     """A folder for changed copies that stays: the printed command names it."""
     return Path(tempfile.mkdtemp(prefix="autotune-ladder-"))
@@ -183,12 +232,39 @@ def _from_files(options: Mapping[str, Any]) -> dict[str, Any]:
     name = options.get("config_file")
     if not name:
         return {}
-    path = Path(str(name))
-    document = _read_toml(path if path.suffix else path.with_suffix(".toml"))
+    document = _read_toml(_config_path(name))
     flat: dict[str, Any] = {}
     for key, value in document.items():
         flat |= value if isinstance(value, dict) else {key: value}
     return flat
+
+
+def _config_path(name: Any) -> Path:
+    path = Path(str(name))
+    return path if path.suffix else path.with_suffix(".toml")
+
+
+def _short_config(path: Path, folder: Path) -> Path:
+    """A copy of kohya's config file in `folder` that neither counts epochs nor caches on the disk."""
+    import tomlkit
+
+    document = tomlkit.parse(path.read_text("utf-8-sig"))
+    for part in [document, *(value for value in document.values() if isinstance(value, dict))]:
+        for name in [name for name in part if name == _EPOCHS or _TO_DISK.fullmatch(name)]:
+            del part[name]
+    copy = folder / path.name
+    copy.write_text(tomlkit.dumps(document), "utf-8")
+    return copy
+
+
+def _default_of(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """The option and its default of a call like `parser.add_argument("--rank", default=4)`."""
+    if not (isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument" and node.args):
+        return
+    first = node.args[0]
+    default = next((word.value for word in node.keywords if word.arg == "default"), None)
+    if isinstance(first, ast.Constant) and isinstance(default, ast.Constant) and type(default.value) is int:
+        yield str(first.value).lstrip("-"), default.value
 
 
 def _from_dataset(path: Path) -> dict[str, Any]:
@@ -206,16 +282,17 @@ def _from_dataset(path: Path) -> dict[str, Any]:
 
 
 def _changed_dataset(path: Path, folder: Path, plan: Plan) -> Path | None:
-    """A copy of kohya's dataset file under `plan`; None when it says neither batch nor resolution."""
+    """A copy of kohya's dataset file with no set above `plan`; None when it says neither batch nor resolution."""
     import tomlkit
 
     document = tomlkit.parse(path.read_text("utf-8-sig"))
     changed = False
     for part in [document.get("general", {}), *document.get("datasets", [])]:
         if "batch_size" in part:
-            part["batch_size"], changed = plan.batch_size, True
+            part["batch_size"], changed = min(int(part["batch_size"]), plan.batch_size), True
         if "resolution" in part:
-            part["resolution"], changed = list(plan.resolutions[0]), True
+            size, most = _size(part["resolution"]), plan.resolutions[0]
+            part["resolution"], changed = list(most if size[0] * size[1] > most[0] * most[1] else size), True
     if not changed:
         return None
     copy = folder / path.name

@@ -1,5 +1,6 @@
 """`dryrun --ladder`: the ladder walked on a known trainer's own options, by dry runs, to the command that fits."""
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from autotune.dryrun.run import run_on_null_cards
 from autotune.dryrun.verdict import Judgement, Result, judge
 from autotune.errors import NothingFitsError, TrainingError
 from autotune.ladder.ladders import Ladder
-from autotune.ladder.plan import Plan
-from autotune.ladder.walk import Walk
+from autotune.ladder.plan import BATCH_SIZE, Plan
+from autotune.ladder.walk import Direction, Step, Walk
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,17 @@ def walk_command(
     walk = Walk.start(ladder, known.recipe)
     rungs: list[Rung] = []
     while (step := walk.next()) is not None:
+        if _is_idle(walk, step):
+            walk = walk.record(step, False)
+            continue
         rungs.append(_try(known, step.plan, cards, folder, quiet))
         on_rung(rungs[-1])
         walk = walk.record(step, rungs[-1].judgement.result is Result.FITS)
+    plan = None if walk.chosen is None else _expressible(walk.chosen, known.recipe.effective_batch)
+    chosen = next((rung for rung in rungs if rung.plan == plan), None)
+    if plan is not None and chosen is None:
+        chosen = _try(known, plan, cards, folder, quiet)
     _remove_if_empty(folder)
-    chosen = next((rung for rung in rungs if rung.plan == walk.chosen), None)
     if chosen is None:
         raise NothingFitsError(
             f"no rung of the ladder fits {cards[0].name}: {len(rungs)} dry runs.",
@@ -59,9 +66,27 @@ def walk_command(
     return Walked(tuple(rungs), chosen)
 
 
+def _is_idle(walk: Walk, step: Step) -> bool:
+    """Whether no batch that an option can say would be learned from `step`: options say batch x accumulation, and
+    a batch between two divisors of the effective batch is trained as the lower one."""
+    best = walk.chosen
+    if step.direction is not Direction.CLIMB or best is None:
+        return False
+    above = (visit.step.plan for visit in walk.visits if not visit.fits)
+    bounded = any(plan == best.replace(BATCH_SIZE, plan.batch_size) for plan in above)
+    return bounded and _expressible(step.plan, walk.recipe.effective_batch).batch_size <= best.batch_size
+
+
+def _expressible(plan: Plan, effective_batch: int) -> Plan:
+    """`plan` with the largest batch up to its own that divides the effective batch."""
+    divisor = next(batch for batch in range(plan.batch_size, 0, -1) if effective_batch % batch == 0)
+    return plan.replace(BATCH_SIZE, divisor)
+
+
 def _try(known: KnownCommand, plan: Plan, cards: Sequence[NullCard], folder: Path, quiet: bool) -> Rung:
     command = known.for_plan(plan, folder)
-    run = run_on_null_cards(known.short(command), cards, quiet)
+    with tempfile.TemporaryDirectory(prefix="autotune-ladder-run-") as scratch:
+        run = run_on_null_cards(known.short(command, Path(scratch)), cards, quiet)
     judgement = judge(run)
     if judgement.result is Result.FAILED:
         last = f" Its last line: {run.last_lines[-1]}" if run.last_lines else ""

@@ -1,13 +1,14 @@
 """Known command lines: what they say, and how a plan is put into them."""
 
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.dryrun.commands import set_option, understand
+from autotune.dryrun.commands import options_of, set_option, understand
 from autotune.dryrun.interpreter import find_interpreter
 from autotune.errors import ConfigError
 from autotune.ladder.plan import Plan
@@ -82,6 +83,62 @@ def test_a_dataset_file_is_copied_changed_and_never_touched(tmp_path: Path) -> N
     copy = Path(command[command.index("--dataset_config") + 1])
     assert "batch_size = 2" in copy.read_text("utf-8")
     assert (tmp_path / "d.toml").read_text("utf-8") == text
+
+
+def test_smaller_sets_of_a_dataset_file_are_never_made_larger(tmp_path: Path) -> None:
+    sets = "[[datasets]]\nbatch_size = 8\nresolution = 768\n[[datasets]]\nbatch_size = 1\nresolution = 256\n"
+    (tmp_path / "d.toml").write_text(sets, "utf-8")
+    known = understand(["python", "train_network.py", "--dataset_config", str(tmp_path / "d.toml")])
+    (tmp_path / "copies").mkdir()
+    plan = plan_of(known, batch_size=4, resolution=((704, 704),))
+    said = options_of(known.for_plan(plan, tmp_path / "copies"))
+    changed = tomllib.loads(Path(said["dataset_config"]).read_text("utf-8"))["datasets"]
+    assert [one["batch_size"] for one in changed] == [4, 1]
+    assert [one["resolution"] for one in changed] == [[704, 704], [256, 256]]
+
+
+def test_a_dry_run_of_a_rung_leaves_nothing_for_the_real_run_to_find(tmp_path: Path) -> None:
+    text = (
+        "max_train_epochs = 10\n[data]\ncache_latents_to_disk = true\nnetwork_dim = 8\n"
+        "gradient_accumulation_steps = 16\n"
+    )
+    (tmp_path / "c.toml").write_text(text, "utf-8")
+    config = f"--config_file={tmp_path / 'c.toml'}"
+    command = ["python", "train_network.py", config, "--output_dir", "mine", "--max_train_epochs", "3"]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    short = understand(command).short(command, scratch)
+    said = options_of(short)
+    assert (said["output_dir"], said["max_train_steps"]) == (str(scratch / "output"), "3")
+    assert "max_train_epochs" not in said
+    assert said["cache_latents"] is True
+    assert said["gradient_accumulation_steps"] == "2"
+    assert tomllib.loads(Path(said["config_file"]).read_text("utf-8")) == {
+        "data": {"network_dim": 8, "gradient_accumulation_steps": 16}
+    }
+    assert (tmp_path / "c.toml").read_text("utf-8") == text
+
+
+def test_a_cache_on_the_disk_is_one_in_memory_in_a_dry_run_of_a_rung(tmp_path: Path) -> None:
+    command = shlex.split("python train_network.py --cache_latents --cache_latents_to_disk --seed 1")
+    short = understand(command).short(command, tmp_path)
+    assert "--cache_latents_to_disk" not in short
+    assert "--cache_latents" in short
+
+
+def test_defaults_are_the_script_s_own(tmp_path: Path) -> None:
+    script = tmp_path / "train_dreambooth_lora_flux.py"
+    script.write_text(
+        'p.add_argument("--rank", type=int, default=4)\np.add_argument("--lora_alpha", default=4)\n'
+        'p.add_argument("--resolution", default=1024)\np.add_argument("--train_batch_size", default=16)\n',
+        "utf-8",
+    )
+    known = understand(["python", str(script), "--rank", "16"])
+    plan = known.recipe.plan
+    assert (plan.batch_size, plan.resolutions, plan.network_dim) == (16, ((1024, 1024),), 16)
+    assert known.recipe.floors["resolution"] == 512
+    said = options_of(known.for_plan(plan_of(known, network_dim=8), tmp_path))
+    assert (said["rank"], said["lora_alpha"]) == ("8", "2")
 
 
 @given(st.lists(st.sampled_from(["--a", "--a=1", "--b", "x", "--rank", "7"]), max_size=8))
