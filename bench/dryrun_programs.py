@@ -62,7 +62,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sd1", type=Path, help="a full-size SD 1.x folder (autotune.testing.tiny.make_full_size)"
     )
-    parser.add_argument("--sdxl", type=Path, help="a full-size SDXL folder")
+    parser.add_argument("--sdxl", type=Path, help="a full-size SDXL in one file (autotune.testing.single_file)")
     parser.add_argument("--pictures", type=Path, help="a folder in kohya's layout, N_name/ inside")
     parser.add_argument("--tokenizers", type=Path, help="kohya's --tokenizer_cache_dir")
     return parser.parse_args()
@@ -70,7 +70,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def own_cases() -> list[Case]:
     """Programs of this project that know nothing of it."""
-    here, fits, not_here = sys.executable, ("2GiB@8.6",), ("700MiB@8.6",)
+    here, fits, not_here = sys.executable, ("3GiB@8.6",), ("700MiB@8.6",)
     torchrun = (here, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     two = str(PROGRAMS / "two_ranks.py")
     return [
@@ -90,13 +90,13 @@ def foreign_cases(arguments: argparse.Namespace) -> list[Case]:
         Case(
             "Lightning module",
             (other, str(PROGRAMS / "lightning_module.py"), "20000"),
-            ("2GiB@8.6",),
+            ("3GiB@8.6",),
             ("700MiB@8.6",),
         ),
     ]
     if arguments.kohya and arguments.sd1:
         cases.append(
-            _kohya(arguments, "train_network.py", arguments.sd1, "8", "512", ("12GiB@8.6",), ("6GiB@8.6",))
+            _kohya(arguments, "train_network.py", arguments.sd1, "8", "512", ("24GiB@8.6",), ("6GiB@8.6",))
         )
     if arguments.kohya and arguments.sdxl:
         cases.append(

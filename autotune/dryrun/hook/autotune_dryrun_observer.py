@@ -33,7 +33,10 @@ def watch():
 
 
 class _TorchFinder:
-    """Finds nothing by itself: has the others find torch, and is told when it has been executed."""
+    """Finds nothing by itself: has the others find torch, and is told when it has been executed.
+
+    Stays until then: libraries look torch up to see whether it is installed, long before they import it.
+    """
 
     def __init__(self, folder):
         self.folder = folder
@@ -41,13 +44,8 @@ class _TorchFinder:
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
             return None
-        try:
-            sys.meta_path.remove(self)
-        except ValueError:
-            return None
-        import importlib.util
-
-        spec = importlib.util.find_spec(name)
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
         if spec is not None and hasattr(spec.loader, "exec_module"):
             self._call_after(spec.loader)
         return spec
@@ -57,6 +55,8 @@ class _TorchFinder:
 
         def execute_and_observe(module):
             del loader.exec_module  # the loader is as it was before torch's own code runs
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             execute(module)
             _quietly(
                 lambda: module.cuda._lazy_call(lambda: _quietly(lambda: Observer(module, self.folder).start()))

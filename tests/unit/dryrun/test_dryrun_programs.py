@@ -97,6 +97,16 @@ def test_a_program_without_cuda_is_said_to_be_one(null_gpu: NullGpu) -> None:
     assert any("used no CUDA device" in note for note in judgement.notes)
 
 
+def test_a_program_that_looks_for_torch_before_it_imports_it_is_watched(null_gpu: NullGpu) -> None:
+    look = "import importlib.util as u, sys; u.find_spec('torch'); u.find_spec('torch')"
+    use = (
+        "before = sys.meta_path[:]; import torch; torch.ones(1, device='cuda'); assert sys.meta_path == before[1:]"
+    )
+    _, judgement = dry_run(sys.executable, "-c", f"{look}; {use}")
+    assert judgement.result is Result.FITS
+    assert [card.use.processes for card in judgement.cards] == [1]
+
+
 def test_the_program_s_own_sitecustomize_still_runs(
     null_gpu: NullGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
