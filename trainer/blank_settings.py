@@ -33,11 +33,21 @@ _STAND_INS = {
 _OWN_KEYS = ("family", "variant", "configs", "set")
 _USUAL_SIDE = 512
 LEAST_SIDE = 64  # pixels; no family samples smaller pictures
+MOST = {"train_batch_size": 1024, "vae_batch_size": 1024, "network_dim": 1024}
+"""More fits no card. Noise and latents of a batch, and the adapters, pass through the host's memory."""
 
 
 def load_settings(config: Mapping[str, Any], side: int = _USUAL_SIDE) -> LoadedConfig:
     """The settings in a forecast's `config` (see `trainer.forecast.create`); `side` in pixels is the resolution
     when none is given. Raises ConfigError for one that can't be read or trained."""
+    loaded = _load(config, side)
+    for key, most in MOST.items():
+        if (value := getattr(loaded.config, key)) > most:
+            raise ConfigError(f"{key} = {value:,} is more than a forecast takes.", f"Use {most:,} or less.")
+    return loaded
+
+
+def _load(config: Mapping[str, Any], side: int) -> LoadedConfig:
     if config.get("configs"):
         paths = [Path(path) for path in config["configs"]]
         return load_config(paths, list(config.get("set", [])), files_must_exist=False)

@@ -15,6 +15,7 @@ from autotune.ladder.plan import Plan
 from autotune.testing.photos import write_demo_dataset
 from autotune.testing.tiny import make_tiny, save_single_file
 from autotune.units import GIB
+from trainer.blank_settings import load_settings
 from trainer.data.cache import LatentCache
 from trainer.data.samples import Sample
 from trainer.families.blank import blank_components
@@ -137,3 +138,9 @@ def test_pictures_that_are_no_files_are_told_apart_by_name() -> None:
 def test_a_blank_vae_is_known_by_its_shapes() -> None:
     one, same = blank_components("sd1"), blank_components("sd1")
     assert one.vae_identity == same.vae_identity != blank_components("sdxl").vae_identity
+
+
+@pytest.mark.parametrize("key", ["train_batch_size", "vae_batch_size", "network_dim"])
+def test_what_fits_no_card_is_refused_before_it_fills_the_hosts_memory(key):
+    with pytest.raises(ConfigError, match=f"{key} = 100,000 is more than a forecast takes"):
+        load_settings({"family": "sd1", key: 100_000})
