@@ -94,11 +94,11 @@ def _blank_base(config: TrainConfig, family: str | None, variant: str | None) ->
 
 
 def _dataset(config: TrainConfig) -> Dataset:
-    """The user's samples where they are here (their buckets count), else pictures at each resolution that fill the
-    VAE's batch; a training batch repeats them, for memory does not depend on which they are."""
+    """The user's samples where they are here (their buckets count), else pictures at each resolution that fill two
+    of the VAE's batches, since the second meets what the first left; a training batch repeats them."""
     if Path(config.train_data_dir).expanduser().is_dir():
         return load_dataset(config)
-    count = max(1, config.vae_batch_size) * len(config.resolution)
+    count = 2 * max(1, config.vae_batch_size) * len(config.resolution)
     sizes = config.resolution
     samples = (
         Sample(number, Path(f"blank-{number}.png"), "a photograph", sizes[number % len(sizes)], 0)

@@ -1,6 +1,7 @@
 """A forecast's workload is the trainer's own, at full size, without a file: what it makes of a config."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,14 @@ def test_a_blank_vae_is_known_by_its_shapes() -> None:
 
 
 @pytest.mark.parametrize("key", ["train_batch_size", "vae_batch_size", "network_dim"])
-def test_what_fits_no_card_is_refused_before_it_fills_the_hosts_memory(key):
+def test_what_fits_no_card_is_refused_before_it_fills_the_hosts_memory(key: str) -> None:
     with pytest.raises(ConfigError, match=f"{key} = 100,000 is more than a forecast takes"):
         load_settings({"family": "sd1", key: 100_000})
+
+
+def test_as_many_blank_pictures_are_encoded_as_the_vae_needs_whatever_the_batch() -> None:
+    sizes = "512,512;768,768"
+    few, many = (len(family(train_batch_size=batch)._dataset.samples) for batch in (1, 1000))
+    assert few == many == 2
+    samples = family(train_batch_size=2, vae_batch_size=3, resolution=sizes)._dataset.samples
+    assert Counter(sample.size for sample in samples) == {(512, 512): 6, (768, 768): 6}
