@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from autotune.units import GIB, KIB, MIB, format_size
+from autotune.units import format_size, spell_size
 
 BLOCK_BYTES = 512
 
@@ -52,7 +52,7 @@ class Account:
                  "peak_bytes", "total_bytes")  # fmt: skip
 
     def __init__(self, total_bytes: int) -> None:
-        self.name = f"virtual:{_spell(total_bytes)}"
+        self.name = f"virtual:{spell_size(total_bytes)}"
         self.total_bytes = total_bytes
         self.budget_bytes = total_bytes
         self.live: dict[int, _Charge] = {}
@@ -149,14 +149,6 @@ class _Charge(ref[torch.UntypedStorage]):
     __slots__ = ("key", "size_bytes")
     key: int
     size_bytes: int
-
-
-def _spell(size_bytes: int) -> str:
-    """The shortest exact spelling that `parse_size` reads back."""
-    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if size_bytes % unit == 0:
-            return f"{size_bytes // unit}{name}"
-    return str(size_bytes)
 
 
 def _parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -10,10 +10,9 @@ from functools import partial
 from autotune.device.budget import DEFAULT_CONTEXT_BYTES
 from autotune.device.catalogue import Card, MultiprocessorLimits, find_card, load_catalogue, multiprocessor_limits
 from autotune.errors import DeviceError
-from autotune.units import GIB, KIB, MIB, format_size, parse_size
+from autotune.units import format_size, parse_size, spell_size
 
 DEFAULT_CAPABILITY = (8, 6)
-_UNITS = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "B": 1}
 _SIZED = re.compile(r"\s*(?P<size>\d[\d.]*\s*[a-zA-Z]*)\s*(?:@\s*(?P<major>\d+)\.(?P<minor>\d)\s*)?")
 
 
@@ -42,6 +41,8 @@ class NullCard:
         """`rtx-3060-12gb` or another name of the catalogue, `12GiB@8.6` (size and compute capability), `12GiB`
         (8.6). Raises DeviceError with the nearest names or the known capabilities."""
         sized = _SIZED.fullmatch(text)
+        if sized is None and "@" in text:
+            raise DeviceError(f"card {text!r} is not SIZE@CAPABILITY.", "Write for example 12GiB@8.6.")
         if sized is None:
             return cls.of(find_card(text))
         capability = (int(sized["major"]), int(sized["minor"])) if sized["major"] else DEFAULT_CAPABILITY
@@ -74,7 +75,7 @@ class NullCard:
         low, high = DEFAULT_CONTEXT_BYTES
         return cls(
             name=f"Null GPU {format_size(total_bytes)}",
-            slug=f"{_spelled(total_bytes)}@{capability[0]}.{capability[1]}",
+            slug=f"{spell_size(total_bytes)}@{capability[0]}.{capability[1]}",
             total_bytes=total_bytes,
             compute_capability=capability,
             sm_count=nearest.sm_count if nearest else 64,
@@ -113,9 +114,3 @@ class NullCard:
             self.limits.threads,
         )
         return "|".join([clean(self.name), *map(str, figures)])
-
-
-def _spelled(size_bytes: int) -> str:
-    """The shortest exact spelling of a size."""
-    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size_bytes % _UNITS[unit] == 0), "B")
-    return f"{size_bytes // _UNITS[unit]}{unit}"

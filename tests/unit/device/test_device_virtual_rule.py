@@ -39,7 +39,7 @@ def test_a_session_says_that_it_is_simulated_and_what_size_it_has():
     gpu = open_session(DeviceSpec.parse("virtual:700MiB"))
     assert (gpu.name, gpu.evidence, gpu.torch_device.type) == ("virtual:700MiB", Evidence.SIMULATED, "cpu")
     assert VirtualSession(2 << 30).name == "virtual:2GiB"
-    assert VirtualSession(1000).name == "virtual:1000"
+    assert VirtualSession(1000).name == "virtual:1000B"
 
 
 def test_new_storages_in_scope_are_charged_in_blocks_and_given_back_when_they_die(gpu):

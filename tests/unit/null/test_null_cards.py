@@ -61,15 +61,18 @@ def test_any_size_and_capability_is_a_card(gib: int, capability: tuple[int, int]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "12", "12GiB@", "12GiB@5.0", "rtx-9999", "12XB", "@8.6", "-3GiB", "0GiB", "a|b;c"]
+    "text",
+    ["", "12", "12GiB@", "12GiB@8", "12GiB@5.0", "rtx-9999", "12XB", "@8.6", "-3GiB", "0GiB", "9e9GiB", "a|b;c"],
 )
 def test_what_is_no_card_is_refused_in_one_line(text: str) -> None:
-    if text == "12":
-        assert NullCard.parse(text).total_bytes == 12  # plain bytes, as everywhere
-        return
     with pytest.raises(DeviceError) as refused:
         NullCard.parse(text)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["12GB@8.6", "12GiB@8.6", "11906MiB@7.5", "8500MB@12.0", "123456789B@8.9"])
+def test_a_sized_card_is_called_as_it_is_written(text: str) -> None:
+    assert NullCard.parse(text.lower()).slug == text
 
 
 def test_a_device_names_its_null_card_and_refuses_an_unknown_one() -> None:
