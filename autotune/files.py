@@ -24,6 +24,13 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
+def check_new(path: Path) -> None:
+    """Prove that a new file can be made at `path`, in a folder that is made if need be. Raises DiskError."""
+    if path.exists() or path.is_symlink():
+        raise DiskError(f"{path} exists and is never overwritten.", "Give the name of a new file.")
+    check_writable(path.absolute().parent)
+
+
 def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
     """Put `content` at `path` whole or not at all, flushed to the disk before it has that name.
 

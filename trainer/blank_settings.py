@@ -37,23 +37,26 @@ MOST = {"train_batch_size": 1024, "vae_batch_size": 1024, "network_dim": 1024}
 """More fits no card. Noise and latents of a batch, and the adapters, pass through the host's memory."""
 
 
-def load_settings(config: Mapping[str, Any], side: int = _USUAL_SIDE) -> LoadedConfig:
+def load_settings(
+    config: Mapping[str, Any], side: int = _USUAL_SIDE, said_as: Mapping[str, str] | None = None
+) -> LoadedConfig:
     """The settings in a forecast's `config` (see `trainer.forecast.create`); `side` in pixels is the resolution
-    when none is given. Raises ConfigError for one that can't be read or trained."""
-    loaded = _load(config, side)
+    when none is given; `said_as` names the options that keys came by, for messages. Raises ConfigError for one
+    that can't be read or trained."""
+    loaded = _load(config, side, said_as or {})
     for key, most in MOST.items():
         if (value := getattr(loaded.config, key)) > most:
             raise ConfigError(f"{key} = {value:,} is more than a forecast takes.", f"Use {most:,} or less.")
     return loaded
 
 
-def _load(config: Mapping[str, Any], side: int) -> LoadedConfig:
+def _load(config: Mapping[str, Any], side: int, said_as: Mapping[str, str]) -> LoadedConfig:
     if config.get("configs"):
         paths = [Path(path) for path in config["configs"]]
-        return load_config(paths, list(config.get("set", [])), files_must_exist=False)
+        return load_config(paths, list(config.get("set", [])), files_must_exist=False, said_as=said_as)
     if not config.get("family"):
         raise ConfigError("neither a config nor a family is given.", "Say --family sdxl, or give --config FILE.")
-    loaded = load_config([], _overrides(config, side), files_must_exist=False)
+    loaded = load_config([], _overrides(config, side), files_must_exist=False, said_as=said_as)
     for width, height in loaded.config.resolution:
         if min(width, height) < LEAST_SIDE:
             fact = f"pictures of {width}x{height} pixels are too small for a training with samples."

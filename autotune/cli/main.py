@@ -123,21 +123,27 @@ def train(
 def plan(
     gpu: Annotated[
         list[str] | None,
-        typer.Option("--gpu", help="Card or size (12GiB@8.6); repeatable."),
+        typer.Option(
+            "--gpu", help="Card (rtx-3060-12gb), or memory and compute capability (12GiB@8.6); repeatable."
+        ),
     ] = None,
-    family: Annotated[str | None, typer.Option(help="Model family, such as sd1, sdxl, sd3, flux1.")] = None,
+    family: Annotated[str | None, typer.Option(help="sd1, sdxl, sd3, flux1, ...; a wrong name lists all.")] = None,
     variant: Annotated[str | None, typer.Option(help="Which model of the family, such as sd35-large.")] = None,
     config: Configs = None,
     overrides: Overrides = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures in one microbatch.")] = None,
-    resolution: Annotated[str | None, typer.Option(help="Pixels: 1024 or 832x1216.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Pictures computed at once.")] = None,
+    resolution: Annotated[str | None, typer.Option(help="Pixels: 1024, or width x height: 832x1216.")] = None,
     network_dim: Annotated[int | None, typer.Option(min=1, help="LoRA rank.")] = None,
-    gradient_checkpointing: Annotated[bool | None, typer.Option(help="Recompute activations.")] = None,
-    precision: Annotated[str | None, typer.Option(help="no, fp16 or bf16.")] = None,
+    gradient_checkpointing: Annotated[
+        bool | None, typer.Option(help="Compute twice, keep less: takes longer.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp16, or no (fp32).")] = None,
     optimizer: Annotated[str | None, typer.Option(help="AdamW or AdamW8bit.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
-    report: Annotated[Path | None, typer.Option(help="Write a report: FILE.html or FILE.png.")] = None,
-    snapshot: Annotated[Path | None, typer.Option(help="Write PyTorch's memory snapshot: FILE.pickle.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a report: a new FILE.html or FILE.png.")] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="Write PyTorch's memory snapshot: a new FILE.pickle.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Forecast, without a GPU, what a training needs and which cards it fits."""

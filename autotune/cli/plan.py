@@ -19,7 +19,7 @@ from autotune.controller.plan import Asked, CardRow, Planned, Saving, plan_job, 
 from autotune.controller.text import remarks_on
 from autotune.device.null.card import NullCard
 from autotune.errors import ConfigError, ModelError, NothingFitsError
-from autotune.files import check_writable
+from autotune.files import check_new
 from autotune.ladder.knobs import Cost, describe_value
 from autotune.memory.account import CATEGORIES, PhaseAccount
 from autotune.memory.forecast import FitVerdict
@@ -42,7 +42,16 @@ MOST_WORKERS = 2
 """On a machine with as many cores. Each takes about 1.2 GiB of the host's memory."""
 EXIT_DOES_NOT_FIT = NothingFitsError.exit_code
 EXIT_TOO_CLOSE = 13
+_OPTIONS = {
+    "train_batch_size": "--batch-size",
+    "resolution": "--resolution",
+    "network_dim": "--network-dim",
+    "gradient_checkpointing": "--gradient-checkpointing",
+    "mixed_precision": "--precision",
+    "optimizer_type": "--optimizer",
+}
 _STYLES = {FitVerdict.FITS: "bold green", FitVerdict.NO: "red", FitVerdict.CLOSE: "yellow"}
+_BATCHES = "batch: the largest that fits; w/ ckpt: with gradient checkpointing on"
 _SHORT = {FitVerdict.CLOSE: "too close"}
 _BAR_LENGTH = 30
 _EIGHTHS = "▏▎▍▌▋▊▉"
@@ -103,7 +112,8 @@ class Printer:
         """Print all of it."""
         self._print(Text(f"{planned.job.label}: {describe_plan(planned.plan)}", style="bold"), soft_wrap=True)
         peak = planned.rows[0].forecast.peak_phase
-        self._print(f"[dim]forecast on the null GPU, nothing was measured; memory peaks in phase {peak}[/dim]\n")
+        self._print(f"[dim]forecast on the null GPU, nothing was measured; memory peaks in phase {peak}[/dim]")
+        self._print(Text(f"{_BATCHES}\n", style="dim"))
         self._print(_cards_table(planned.rows), "")
         remarks = remarks_on(planned.rows)
         for remark in [*remarks, ""] if remarks else ():
@@ -192,14 +202,15 @@ def _check(options: PlanOptions) -> list[Path]:
         )
     if options.family is not None and options.family not in known:
         raise ModelError(f"{options.family!r} is no model family.", f"Known: {', '.join(known)}.")
-    settings = load_settings(factory_config(options)).config
+    said_as = {key: _OPTIONS[key] for key in options.settings}
+    settings = load_settings(factory_config(options), said_as=said_as).config
     if options.report is not None:
         from autotune.report.write import check_ending
 
         check_ending(options.report)
     for path in (options.report, options.snapshot):
         if path is not None:
-            check_writable(path.absolute().parent)
+            check_new(path)
     named = (settings.pretrained_model_name_or_path, settings.vae, settings.train_data_dir, settings.metadata_path)
     return [Path(name).expanduser() for name in named if name]
 

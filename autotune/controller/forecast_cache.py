@@ -1,6 +1,7 @@
 """What the null GPU has answered, kept in the user's cache folder, so that no plan is run twice.
 
-Owns the file's form and its key: all that shapes an answer (packages, our own code, job, architecture). A file
+Owns the file's form and its key: all that shapes an answer (packages, our own code, PyTorch's settings, job,
+architecture). A file
 that can't be read is as good as none. Must never be the only copy of anything, and never import torch.
 """
 
@@ -30,6 +31,8 @@ MOST_FILES = 20_000
 _CONFIGS = (".toml", ".json", ".yaml", ".yml")
 _NAMES = ("family", "variant")  # never of files
 _PACKAGES = ("diffusers", "transformers", "peft", "accelerate", "bitsandbytes")
+_SETTINGS = ("PYTORCH_", "TORCH_", "CUBLAS", "CUDNN", "BNB_")
+"""How the variables begin that change what PyTorch or a library takes, such as PYTORCH_CUDA_ALLOC_CONF."""
 _OUR_CODE = ("trainer", "autotune.trial", "autotune.device", "autotune.memory")
 
 
@@ -104,7 +107,8 @@ def cache_key(
         states = [state_of(path) for path in [*map(Path, config.get("configs", ())), *named, *files]]
     except (DeviceError, OSError, ValueError, TooManyError):
         return None
-    parts = [FORM, torch, _versions(), _code_digest(), workload, config, repr(architecture), states]
+    settings = {name: value for name, value in os.environ.items() if name.startswith(_SETTINGS)}
+    parts = [FORM, torch, _versions(), settings, _code_digest(), workload, config, repr(architecture), states]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 

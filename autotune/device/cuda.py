@@ -27,6 +27,7 @@ _COUNTERS = (
     "num_alloc_retries",
     "num_ooms",
 )
+_NO_CACHE = "PYTORCH_NO_CUDA_MEMORY_CACHING"  # whatever its value (CUDACachingAllocator.cpp)
 
 
 class CudaSession:
@@ -132,6 +133,8 @@ class CudaSession:
 
 def _check_available(ordinal: int) -> None:
     way_out = "Use --device virtual:2GiB to try without a card."
+    if _NO_CACHE in os.environ:
+        raise DeviceError(f"{_NO_CACHE} is set, and with it PyTorch counts no memory.", "Unset it.")
     if torch.version.cuda is None:
         raise DeviceError(
             f"cuda:{ordinal} can't be used: the installed torch {torch.__version__} is built without CUDA.",

@@ -36,9 +36,14 @@ class LoadedConfig:
 
 
 def load_config(
-    paths: Sequence[Path], overrides: Sequence[str] = (), *, files_must_exist: bool = True
+    paths: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    files_must_exist: bool = True,
+    said_as: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedConfig:
     """Read config files in order (the later wins), then `key=value` overrides, into a checked TrainConfig.
+    `said_as` names the option that an override's key came by, for messages, where that was not `--set`.
 
     TOML, JSON and YAML are told apart by content; so are the dialects (kohya config, front-end settings,
     lora-scripts, kohya_ss GUI). Raises ConfigError: unreadable file, foreign dialect, value that can't be
@@ -55,7 +60,7 @@ def load_config(
         whole_model = str(path) if translation.whole_model else whole_model
         _take_file(draft, folders, Path(path), translation)
     for override in overrides:
-        _take_override(draft, folders, override)
+        _take_override(draft, folders, override, said_as)
     _require(draft, paths, dialect, whole_model)
     settle(draft)
     _find_prompts(draft, folders)
@@ -104,7 +109,7 @@ def _place(path: Path, place: tuple[str, ...]) -> str:
     return f"{path.name} {section}{place[-1]}"
 
 
-def _take_override(draft: Draft, folders: dict[str, Path], override: str) -> None:
+def _take_override(draft: Draft, folders: dict[str, Path], override: str, said_as: Mapping[str, str]) -> None:
     key, equals, text = override.partition("=")
     key = key.strip().removeprefix("--").replace("-", "_")
     if not equals or not key:
@@ -115,10 +120,11 @@ def _take_override(draft: Draft, folders: dict[str, Path], override: str) -> Non
         meaning = meaning_of(key, _list_or_text(text))
         values = [(name, parse_value(name, raw)) for name, raw in meaning.values]
     except SpellingFault as fault:
-        raise ConfigError(f"{OVERRIDE} {key} = {shown(text)} {fault.reason}", fault.way_out) from fault
+        written = f"{said_as[key]} {shown(text)}" if key in said_as else f"{OVERRIDE} {key} = {shown(text)}"
+        raise ConfigError(f"{written} {fault.reason}", fault.way_out) from fault
     unknown = [note for note in meaning.notes if note.startswith("unknown key")]
     if unknown:
-        raise ConfigError(f"{OVERRIDE}: {unknown[0]}", "Use a key of the config files.")
+        raise ConfigError(f"{OVERRIDE}: {unknown[0]}.", "Use a key of the config files.")
     draft.notes += [f"{OVERRIDE}: {note}" for note in meaning.notes]
     for name, value in values:
         _put_override(draft, folders, name, value)

@@ -163,7 +163,10 @@ def _is_size(raw: object) -> bool:
 
 
 def _size(raw: object) -> Size:
-    numbers = [parse_int(part) for part in _numbers(raw)]
+    try:
+        numbers = [parse_int(part) for part in _numbers(raw)]
+    except SpellingFault:
+        raise SpellingFault(_SIZE_FAULT, _SIZE_ADVICE) from None
     if len(numbers) not in (1, 2):
         raise SpellingFault(_SIZE_FAULT, _SIZE_ADVICE)
     if min(numbers) < 8 or max(numbers) > 16384:

@@ -37,6 +37,12 @@ class NullSession(CudaSession):
                 "Workers are started so by themselves; other programs need `autotune dryrun`.",
             )
         super().__init__(0, (card.context_low_bytes, card.context_high_bytes))
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":  # the driver's pools keep other counters, which are not modelled
+            raise DeviceError(
+                f"null:{card.slug} forecasts PyTorch's own allocator only, not {backend}.",
+                "Take backend: out of PYTORCH_CUDA_ALLOC_CONF.",
+            )
         self.name = f"null:{card.slug}"
         self.card = card
 

@@ -109,10 +109,15 @@ def test_without_named_cards_nothing_was_asked_that_could_fail(
         (["--family", "sd1", "--snapshot", "file/s.pickle"], 11, "file can't be written to"),
         (["--family", "sd1", "--set", "foo"], 3, "--set 'foo' is not of the form key=value"),
         (["--family", "sd1", "--set", "foo=1"], 3, "unknown key 'foo'"),
-        (["--family", "sd1", "--resolution", "large"], 3, "large is not a number"),
+        (["--family", "sd1", "--set", "foo=1"], 3, "not used. Use a key"),
+        (["--family", "sd1", "--set", "resolution=large"], 3, "--set resolution = large is no resolution. Write"),
+        (["--family", "sd1", "--resolution", "large"], 3, "--resolution large is no resolution. Write 512, "),
         (["--family", "sd1", "--resolution", "8"], 3, "8x8"),
-        (["--family", "sd1", "--precision", "bf17"], 3, "bf17"),
-        (["--family", "sd1", "--optimizer", "Magic"], 3, "Magic"),
+        (["--family", "sd1", "--batch-size", "100000"], 3, "100,000 is more than a forecast takes"),
+        (["--family", "sd1", "--precision", "bf17"], 3, "--precision bf17 is not one"),
+        (["--family", "sd1", "--optimizer", "Magic"], 3, "--optimizer Magic is not one"),
+        (["--family", "sd1", "--report", "old.html"], 11, "old.html exists and is never overwritten"),
+        (["--family", "sd1", "--snapshot", "."], 11, ". exists and is never overwritten"),
         (["--config", "missing.toml"], 3, "missing.toml"),
     ],
 )
@@ -120,6 +125,7 @@ def test_a_mistake_is_one_line_before_any_worker_starts(
     workers: NullWorkers, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, words: str
 ) -> None:
     Path("file").write_text("in the way", "utf-8")
+    Path("old.html").write_text("somebody's", "utf-8")
     ended, out, err = run(capsys, *arguments)
     assert (ended, out) == (code, "")
     assert words in err
@@ -185,6 +191,7 @@ def test_the_screen_fits_80_columns_and_says_what_its_numbers_are(planned: Calla
     assert "…" not in text
     assert "forecast on the null GPU, nothing was measured" in text
     assert "memory peaks in phase step" in text
+    assert "batch: the largest that fits" in text
     for word in ("fits", "does not fit", "too close", "weights", "activations", "context", "note: a note", "none"):
         assert word in text
 
@@ -294,7 +301,7 @@ def test_a_close_verdict_says_why(planned: Callable[..., Planned]) -> None:
     console = Console(width=80, record=True, file=StringIO(), highlight=False)
     command.Printer(console).show(planned("rtx-3060-12gb", TIGHT))
     lines = console.export_text().splitlines()
-    assert [line.rstrip() for line in lines if ": " in line][1:] == [
+    assert [line.rstrip() for line in lines if ": " in line][2:] == [
         f"{TIGHT}: too close to call: it fits with a small CUDA context and little",
         f"{TIGHT}: gradient_checkpointing on is enough",
         "note: a note",

@@ -14,6 +14,7 @@ from autotune.controller import forecast_cache
 from autotune.controller.forecast import Architecture
 from autotune.controller.forecast_cache import ForecastCache, cache_key
 from autotune.device.null.card import NullCard
+from autotune.device.null.places import cache_folder
 from autotune.errors import DeviceError, DiskError
 from autotune.testing.null_workers import JOB, START, report_of, squeezed
 from autotune.trial.outcome import Verdict
@@ -252,3 +253,28 @@ def test_one_architecture_answers_for_cards_of_one_capability() -> None:
     assert Architecture.of(cards[0]) == Architecture.of(cards[1]) == both
     assert both.sm_count >= max(card.sm_count for card in cards)
     assert both.endless_card.compute_capability == (8, 6)
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG"])
+def test_what_changes_the_allocator_changes_the_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    keys = []
+    for value in ("", "expandable_segments:True", "garbage_collection_threshold:0.8"):
+        monkeypatch.setenv(name, value)
+        keys.append(cache_key(FACTORY, {"family": "sd1"}, AMPERE))
+    assert len(set(keys)) == 3
+
+
+def test_a_relative_cache_folder_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "here")
+    assert cache_folder() == tmp_path / ".cache" / "autotune" / "null"
+
+
+def test_a_user_without_a_home_is_told_to_name_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(DiskError, match="XDG_CACHE_HOME"):
+        cache_folder()

@@ -160,3 +160,11 @@ def test_a_budget_smaller_than_the_context_is_an_error(card: Card) -> None:
     with pytest.raises(DeviceError, match="used up by the CUDA context"):
         session.limit(300 * MIB)
     assert card.fractions == []
+
+
+def test_a_card_whose_memory_pytorch_does_not_count_is_refused(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", "1")
+    with pytest.raises(DeviceError, match=r"PYTORCH_NO_CUDA_MEMORY_CACHING is set.* Unset it"):
+        opened(card)

@@ -172,6 +172,7 @@ def test_a_c_macro_that_ends_the_worker_for_memory_is_an_oom(warm: Worker) -> No
             WorkerError,
             "exit status 3; its last lines: first line | the driver is too old in phase",
         ),
+        ("stuck:abort", WorkerError, "SIGABRT; its last lines: Unrecognized key 'garbage' in"),
     ],
 )
 def test_a_worker_that_can_not_open_says_why_and_is_gone(workload: str, error: type, text: str) -> None:
