@@ -53,7 +53,9 @@ def load_settings(
 def _load(config: Mapping[str, Any], side: int, said_as: Mapping[str, str]) -> LoadedConfig:
     if config.get("configs"):
         paths = [Path(path) for path in config["configs"]]
-        return load_config(paths, list(config.get("set", [])), files_must_exist=False, said_as=said_as)
+        told = _STAND_INS if config.get("family") else {}
+        overrides = list(config.get("set", []))
+        return load_config(paths, overrides, files_must_exist=False, said_as=said_as, stand_ins=told)
     if not config.get("family"):
         raise ConfigError("neither a config nor a family is given.", "Say --family sdxl, or give --config FILE.")
     loaded = load_config([], _overrides(config, side), files_must_exist=False, said_as=said_as)

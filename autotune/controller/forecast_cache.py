@@ -118,7 +118,8 @@ class TooManyError(Exception):
 
 def state_of(path: Path) -> list[Any]:
     """What changes when a file, or anything in a folder, does: size and time of each, and of a config its content.
-    Raises TooManyError, OSError."""
+    Nothing where nothing is: wherever the command runs, a name without a file means the same. Raises TooManyError,
+    OSError."""
     if path.suffix in _CONFIGS and path.is_file():
         return [str(path), hashlib.sha256(path.read_bytes()).hexdigest()]
     inside: list[list[Any]] = []
@@ -126,7 +127,8 @@ def state_of(path: Path) -> list[Any]:
         inside += [[folder], *([folder, name, *_file_state(Path(folder, name))] for name in names)]
         if len(inside) > MOST_FILES:
             raise TooManyError
-    return [str(path), *_file_state(path), sorted(inside)]
+    found = _file_state(path)
+    return [str(path), *found, sorted(inside)] if found else []
 
 
 def _file_state(path: Path) -> list[Any]:

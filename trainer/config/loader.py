@@ -41,9 +41,11 @@ def load_config(
     *,
     files_must_exist: bool = True,
     said_as: Mapping[str, str] = MappingProxyType({}),
+    stand_ins: Mapping[str, str] = MappingProxyType({}),
 ) -> LoadedConfig:
     """Read config files in order (the later wins), then `key=value` overrides, into a checked TrainConfig.
-    `said_as` names the option that an override's key came by, for messages, where that was not `--set`.
+    `said_as` names the option that an override's key came by, for messages, where that was not `--set`;
+    `stand_ins` are values of required keys that nothing sets.
 
     TOML, JSON and YAML are told apart by content; so are the dialects (kohya config, front-end settings,
     lora-scripts, kohya_ss GUI). Raises ConfigError: unreadable file, foreign dialect, value that can't be
@@ -61,6 +63,7 @@ def load_config(
         _take_file(draft, folders, Path(path), translation)
     for override in overrides:
         _take_override(draft, folders, override, said_as)
+    draft.values |= {key: value for key, value in stand_ins.items() if not draft.values.get(key)}
     _require(draft, paths, dialect, whole_model)
     settle(draft)
     _find_prompts(draft, folders)

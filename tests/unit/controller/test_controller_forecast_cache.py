@@ -264,6 +264,14 @@ def test_what_changes_the_allocator_changes_the_key(monkeypatch: pytest.MonkeyPa
     assert len(set(keys)) == 3
 
 
+def test_a_name_without_a_file_means_the_same_wherever_the_command_runs(tmp_path: Path) -> None:
+    keys = {cache_key(FACTORY, {"family": "sd1"}, AMPERE, [tmp_path / place / "no files"]) for place in "ab"}
+    assert len(keys) == 1
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "no files").touch()
+    assert cache_key(FACTORY, {"family": "sd1"}, AMPERE, [tmp_path / "a" / "no files"]) not in keys
+
+
 def test_a_relative_cache_folder_counts_for_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", "here")

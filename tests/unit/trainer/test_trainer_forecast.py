@@ -130,6 +130,14 @@ def test_a_model_that_is_not_here_needs_its_family_told(tmp_path: Path) -> None:
     assert job.workload["architecture"] == architecture_of(blank_components("sd1"))
 
 
+def test_a_config_that_names_no_files_yet_is_forecast_for_the_family_told(tmp_path: Path) -> None:
+    config = user_config(tmp_path, pretrained_model_name_or_path="", train_batch_size=3)
+    with pytest.raises(ConfigError, match="pretrained_model_name_or_path and train_data_dir are not set"):
+        create(config)
+    job = create({**config, "family": "sd1"}).job()
+    assert (job.recipe.plan.batch_size, job.recipe.plan.network_dim) == (3, 8)
+
+
 def test_pictures_that_are_no_files_are_told_apart_by_name() -> None:
     cache = LatentCache(str)
     keys = {cache.key(Sample(0, Path(name), "", (64, 64), 0), (64, 64), False, "vae") for name in "aab"}
