@@ -14,10 +14,13 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune import posix
@@ -53,7 +56,7 @@ PACKAGES = (
 def main(arguments: list[str]) -> int:
     """Serve requests until `close` or the end of stdin. Arguments: the parent's pid, or nothing."""
     channel = Channel.take_over_stdio()
-    sys.path.append("")  # the current folder, last: a stray torch.py or trainer/ there must not shadow ours
+    sys.meta_path.append(_CurrentFolder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to handle
     if hasattr(signal, "SIGUSR1"):
         posix.dump_stacks_when_asked()
@@ -108,6 +111,17 @@ class Channel:
         pause = threading.Event()
         while not pause.wait(HEARTBEAT_S):
             self.send(Say.HEARTBEAT)
+
+
+class _CurrentFolder(MetaPathFinder):
+    """Modules in the current folder, looked for last: a stray torch.py or trainer/ there must not shadow ours, not
+    even where ours are installed in development mode, which has a finder of its own after `sys.path`."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return PathFinder.find_spec(fullname, [""]) if path is None else None
 
 
 class Server:

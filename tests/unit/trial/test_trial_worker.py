@@ -183,6 +183,20 @@ def test_a_worker_that_can_not_open_says_why_and_is_gone(workload: str, error: t
     assert worker.pid is None
 
 
+def test_a_folder_with_modules_named_as_ours_shadows_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("trainer/__init__.py", "torch.py", "mine.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('a stray file was imported')\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no callable 'absent'"), Worker("trainer.forecast:absent", {}, VIRTUAL):
+        pass
+    # What is nowhere else is found there.
+    with pytest.raises(WorkerError, match="a stray file was imported"), Worker("mine:create", {}, VIRTUAL):
+        pass
+
+
 def test_an_interpreter_that_is_not_there_is_a_clear_error() -> None:
     with pytest.raises(WorkerError, match="no worker could be started with /absent/python"):
         make_worker("stuck:die", python="/absent/python").open()
