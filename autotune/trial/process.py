@@ -31,6 +31,7 @@ _TAIL_LINES = 5
 _STACKS_WITHIN_S = 2.0
 _REAP_WITHIN_S = 10.0
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: .*\n(?:  .*(?:\n|\Z))?", re.MULTILINE)
+_TORCH_LOG = re.compile(r"^[IW]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ .*(?:\n|\Z)", re.MULTILINE)
 _CPP_DEATH = re.compile(r"^terminate called after throwing .*\n\s*what\(\):\s*(.*)$", re.MULTILINE)
 
 
@@ -129,12 +130,12 @@ class WorkerProcess:
         return ""
 
     def stderr_tail(self) -> str:
-        """The last lines the worker wrote to stdout or stderr, but for Python's warnings; of an exception that C++
+        """The last lines the worker wrote to stdout or stderr, but for warnings; of an exception that C++
         died of, what it says instead of the stacks after it."""
         text = self._read_log(max(self._log_start, self._log_size() - _TAIL_BYTES))
         if died := _CPP_DEATH.search(text):
             return died[1].strip()
-        text = _WARNING.sub("", text.replace("\r", "\n"))
+        text = _TORCH_LOG.sub("", _WARNING.sub("", text.replace("\r", "\n")))
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return "\n".join(lines[-_TAIL_LINES:])
 

@@ -31,9 +31,9 @@ def hold_the_interpreter(config: Mapping[str, Any]) -> Any:
 
 def die(config: Mapping[str, Any]) -> Any:
     """Say something, a warning of Python first, and end with exit status 3."""
-    os.write(
-        2, b"/lib/old.py:3: DeprecationWarning: use new\n  warnings.warn(\nfirst line\nthe driver is too old\n"
-    )
+    logged = b"W1201 03:40:49.629000 4331 flop_counter.py:29] triton not found\n"
+    warned = b"/lib/old.py:3: DeprecationWarning: use new\n  warnings.warn(\n"
+    os.write(2, logged + warned + b"first line\nthe driver is too old\n")
     os._exit(3)
 
 
